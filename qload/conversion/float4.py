@@ -143,7 +143,7 @@ def convert_float4(weight: Weight, to: str, *, rounding: bool = False) -> Weight
         reason = f"a block of {target.config.type} has {elements} inputs, got {floats.layer.K} inputs"
         raise RepackError(floats.source, to, reason)
     if source.ggml or target.names.ggml:
-        floats = _drop_negative_zeros(floats, to, rounding or source.ggml)
+        floats = _replace_negative_zeros(floats, target.names, to, rounding)
     if source.group_size != target.names.group_size:
         floats = _split_groups(floats, to)
     if target.names.group_size != mx.GROUP:
@@ -153,21 +153,22 @@ def convert_float4(weight: Weight, to: str, *, rounding: bool = False) -> Weight
     return target.write(replace(floats, names=target.names))
 
 
-def _drop_negative_zeros(floats: Fp4, to: str, permitted: bool) -> Fp4:
-    """Replace codes of -0 by 0, the only zero of ggml; RepackError for a -0 unless it is `permitted`.
+def _replace_negative_zeros(floats: Fp4, names: Fp4TensorNames, to: str, rounding: bool) -> Fp4:
+    """Replace codes of -0 in ggml, which reads them as 0, by codes of 0 in any other format.
 
-    RepackError too for a scale with another meaning in ggml, such as an exponent of 255.
+    A target of ggml keeps the codes, as llama.cpp's converter does; RepackError for a -0 of another format
+    without `rounding`, and for a scale with another meaning in ggml, such as an exponent of 255.
     """
     if invalid := describe_invalid_scales(floats):
         raise RepackError(floats.source, to, invalid)
     codes = devices.plain(floats.unpack())
     negative = codes == NEGATIVE_ZERO
-    if not permitted and bool(negative.any()):
-        k, n = negative.nonzero()[0].tolist()
-        reason = (
-            f"the value of output {n} and input {k} is -0, which ggml reads as 0; rounding (--round) writes 0"
-        )
-        raise RepackError(floats.source, to, reason)
+    if names.ggml:
+        if not (floats.names.ggml or rounding) and bool(negative.any()):
+            k, n = negative.nonzero()[0].tolist()
+            reason = f"the value of output {n} and input {k} is -0, which ggml reads as 0"
+            raise RepackError(floats.source, to, f"{reason}; rounding (--round) permits it")
+        return floats
     codes = codes.masked_fill(negative, 0)
     return replace(floats, unpack=lambda: codes)
 

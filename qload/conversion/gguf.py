@@ -1,9 +1,9 @@
 """GGUF as a target: names, order of rows and keys of llama.cpp, for types of model that `detect.gguf` reads.
 
-    queries and keys of llama    rows of a head in the order 0, d / 2, 1, ...
-    experts                      all of a layer in one tensor (E, N, K)
-    norms, biases, routers       float32
-    config.json                  keys of the header; without the tokenizer
+    queries and keys of llama       rows of a head in the order 0, d / 2, 1, ...
+    experts                         all of a layer in one tensor (E, N, K)
+    norms, biases, sinks, routers   float32
+    config.json                     keys of the header; without the tokenizer
 
 The header is read back before anything is written: its keys must give the config of the source, and its
 tensors the names of the source. llama.cpp has no other place for a setting, so that a model is refused whose
@@ -26,6 +26,7 @@ from qload.conversion.output_files import (
     OutputItem,
     copy_tensor,
     group_by_size,
+    rename_tensors,
     tensor_names,
 )
 from qload.conversion.stacked_experts import stack_tensors
@@ -37,6 +38,7 @@ from qload.detect.gguf import (
     MIXTRAL,
     NAMES,
     ROPE_FACTORS,
+    YARN_RAMP,
     GGUFArchitecture,
     config_of_keys,
     llama3_factors,
@@ -55,9 +57,10 @@ from qload.storage.gguf_types import GGML_TYPES, GGMLType
 from qload.storage.gguf_writer import Scalar, Value, aligned, encode_header
 from qload.verify.checkpoint import VerifiedCheckpoint
 
+LLAMA = "llama"
 WRITTEN_TYPES: Mapping[str, str] = {  # model_type -> general.architecture
-    **dict.fromkeys(("llama", "mistral", "mixtral"), "llama"),
-    **{ARCHITECTURES[name].model_type: name for name in ("qwen2", "qwen3", "qwen3moe")},
+    **dict.fromkeys(("llama", "mistral", "mixtral"), LLAMA),
+    **{ARCHITECTURES[name].model_type: name for name in ("qwen2", "qwen3", "qwen3moe", "gpt-oss")},
 }
 QUANTIZATION_VERSION = 2  # of ggml's blocks
 U16, I32, MAX_U32 = 2, 5, (1 << 32) - 1  # types of keys, and the largest value of integers
@@ -217,7 +220,7 @@ def _place_others(
             )
         name, expert = _name_in_file(known, stored)
         item, kind = copy_tensor(storage, stored), FLOAT_TYPES[DTYPE_NAMES[info.dtype]]
-        if len(info.shape) == 1 or ROUTER in name:
+        if len(info.shape) == 1 or ROUTER in name or name.endswith(".bias"):
             kind = FLOAT_TYPES["F32"]
             item = _change(item, stored, TensorInfo(torch.float32, info.shape), Tensor.float)
         yield PlacedTensor(stored, _reorder(item, stored, name, known, config), name, kind, expert)
@@ -227,10 +230,14 @@ def _name_in_file(known: GGUFArchitecture, name: str) -> tuple[str, int | None]:
     """Return the name in the file, and the number of an expert; RepackError without a name."""
     module, _, suffix = name.rpartition(".")
     ends = {ours: theirs for theirs, ours in ENDS.items()}
+    whole = {ours: theirs for theirs, ours in known.tensors.items()}
     stems = {ours: theirs for theirs, ours in {**NAMES, **known.names}.items()}
     experts = {ours: theirs for theirs, ours in known.experts.items()}
     if module in ends:
         return f"{ends[module]}.{suffix}", None
+    block = BLOCK.fullmatch(name)
+    if block is not None and block[2] in whole:
+        return f"blk.{block[1]}.{whole[block[2]]}", None
     block = BLOCK.fullmatch(module)
     if block is not None:
         number, place = block.groups()
@@ -281,21 +288,12 @@ def _items(placed: Sequence[PlacedTensor], known: GGUFArchitecture) -> list[Outp
     """Return the items under the names of the file, with all experts of a matrix in one tensor."""
     single = [each for each in placed if each.expert is None]
     names = {each.stored: each.name for each in single}
-    items = [_rename(item, names) for item in {id(each.item): each.item for each in single}.values()]
+    items = [rename_tensors(item, names) for item in {id(each.item): each.item for each in single}.values()]
     matrices: dict[str, list[PlacedTensor]] = {}
     for each in placed:
         if each.expert is not None:
             matrices.setdefault(each.name.rpartition(".")[0], []).append(each)
     return items + [_stack(matrix, known) for matrix in matrices.values()]
-
-
-def _rename(item: OutputItem, names: Mapping[str, str]) -> OutputItem:
-    def read() -> Iterator[Chunk]:
-        for name, offset, chunk in item.read():
-            yield names[name], offset, chunk
-
-    tensors = {names[name]: info for name, info in item.tensors.items()}
-    return OutputItem(tensors, item.source_bytes, read, item.memory_bytes)
 
 
 def _stack(group: Sequence[PlacedTensor], known: GGUFArchitecture) -> OutputItem:
@@ -359,12 +357,17 @@ def _keys(config: TextConfig, lead: str) -> Iterator[tuple[str, Value]]:
     if config.routing is not None:
         values["expert_count"] = config.routing.experts
         values["expert_used_count"] = config.routing.top_k
-        if config.inner:  # llama's own key gives the size of its experts
+        if lead != LLAMA:  # its own key gives the size of its experts
             values["expert_feed_forward_length"] = config.expert_inner
     if config.rope.type in ("linear", "yarn"):
         values["rope.scaling.type"] = config.rope.type
         values["rope.scaling.factor"] = float(config.rope.factor)
         values["rope.scaling.original_context_length"] = config.rope.original
+    if config.rope.type == "yarn":
+        values |= {f"rope.scaling.yarn_{name}": float(getattr(config.rope, name)) for name in YARN_RAMP}
+    windows = {mask.window for mask in config.masks if mask.window}
+    if config.family.windows == "alternating" and windows:
+        values["attention.sliding_window"] = max(windows)
     yield from ((f"{lead}.{key}", value) for key, value in values.items())
     yield "tokenizer.ggml.model", "none"
     if len(config.eos) == 1 and 0 <= config.eos[0] < config.vocab:

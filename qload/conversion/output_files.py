@@ -79,6 +79,17 @@ def copy_tensor(storage: WeightStorage, name: str) -> OutputItem:
     return OutputItem({name: info}, info.nbytes, read)
 
 
+def rename_tensors(item: OutputItem, names: Mapping[str, str]) -> OutputItem:
+    """Return an item with its tensors under new names."""
+
+    def read() -> Iterator[Chunk]:
+        for name, offset, chunk in item.read():
+            yield names[name], offset, chunk
+
+    tensors = {names[name]: info for name, info in item.tensors.items()}
+    return OutputItem(tensors, item.source_bytes, read, item.memory_bytes)
+
+
 def items_in_source_order(
     storage: WeightStorage,
     owners: Mapping[str, str],

@@ -65,10 +65,12 @@ class GGUFArchitecture:
         Whether rows of queries and keys are interleaved within a head.
     norm_shift
         Number added to the weights of norms.
-    experts, experts_lead
-        Last part of the names of an expert's matrices, and the name of the experts.
-    config
-        Further keys of the config.
+    experts, experts_lead, experts_key
+        Last part of the names of an expert's matrices, the name of the experts, and the key of their number.
+    tensors
+        Tensors without a suffix in transformers, by their names with a suffix.
+    config, rope
+        Further keys of the config, and of its scaling of rope.
     """
 
     model_type: str
@@ -77,7 +79,10 @@ class GGUFArchitecture:
     norm_shift: float = 0.0
     experts: Mapping[str, str] = field(default_factory=lambda: EXPERTS)
     experts_lead: str = "mlp.experts"
+    experts_key: str = "num_experts"
+    tensors: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    rope: Mapping[str, Any] = field(default_factory=dict)
 
 
 MIXTRAL = GGUFArchitecture(
@@ -86,6 +91,7 @@ MIXTRAL = GGUFArchitecture(
     interleaved=True,
     experts=MIXTRAL_EXPERTS,
     experts_lead="block_sparse_moe.experts",
+    experts_key="num_local_experts",
 )
 ARCHITECTURES = {
     "llama": GGUFArchitecture("llama", interleaved=True),  # Mistral too; with experts it is Mixtral
@@ -96,6 +102,13 @@ ARCHITECTURES = {
     "gemma2": GGUFArchitecture("gemma2", FOUR_NORMS, norm_shift=1.0),
     "gemma3": GGUFArchitecture("gemma3_text", FOUR_NORMS, norm_shift=1.0),
     "phi3": GGUFArchitecture("phi3", {"ffn_up": "mlp.gate_up_proj"}),
+    "gpt-oss": GGUFArchitecture(
+        "gpt_oss",
+        {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
+        experts_key="num_local_experts",
+        tensors={"attn_sinks.weight": "self_attn.sinks"},
+        rope={"truncate": False},  # llama.cpp rounds the ends of the ramp, and transformers does not
+    ),
 }
 OTHER_KINDS = {  # general.type, or general.architecture -> description and remedy
     "imatrix": ("an importance matrix of llama.cpp", "llama-quantize reads it by --imatrix"),
@@ -120,6 +133,7 @@ SIZES = {  # key of config.json -> key of the architecture
     "moe_intermediate_size": "expert_feed_forward_length",
 }
 UNSCALED = ("none", None)
+YARN_RAMP = ("beta_fast", "beta_slow")
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of rope's frequencies, written for Llama 3
 ORIGINAL = "original_max_position_embeddings"
 # Settings of all releases, which the file does not have.
@@ -201,11 +215,14 @@ def _views(
     if block is None:
         return
     lead, stem, suffix = f"model.layers.{block[1]}", block[2], block[3]
+    if place := known.tensors.get(f"{stem}.{suffix}"):
+        yield f"{lead}.{place}", TensorView(source)
+        return
     if stem in known.experts or stem == FUSED_EXPERTS:
         names = [known.experts[stem]] if stem in known.experts else list(known.experts.values())[:2]
         for expert in range(min(entry.shape[0], MAX_EXPERTS)):
             for part, last in enumerate(names):
-                run = (part, len(names)) if suffix == "weight" else (0, 1)
+                run = (part, len(names)) if suffix in ("weight", "bias") else (0, 1)
                 yield f"{lead}.{known.experts_lead}.{expert}.{last}.{suffix}", TensorView(source, expert, run)
         return
     if stem not in known.names and stem not in NAMES:
@@ -250,9 +267,10 @@ def config_of_keys(keys: Mapping[str, Any], tensors: Mapping[str, GGUFEntry]) ->
         config["vocab_size"] = tensors["token_embd.weight"].shape[0]
     experts = keys.get(f"{lead}.expert_count")
     if experts is not None:
-        config["num_local_experts" if known is MIXTRAL else "num_experts"] = experts
-    if (scaling := _rope_scaling(keys, lead)) is not None:
-        config["rope_scaling"] = scaling
+        config[known.experts_key] = experts
+    scaling = _rope_scaling(keys, lead)
+    if scaling is not None or known.rope:  # without a scaling the type of model may have one
+        config["rope_scaling"] = {"rope_type": "default"} if scaling is None else {**scaling, **known.rope}
     eos = keys.get("tokenizer.ggml.eos_token_id")
     return {**config, "eos_token_id": eos, "tie_word_embeddings": "output.weight" not in tensors}
 
@@ -305,5 +323,6 @@ def _rope_scaling(keys: Mapping[str, Any], lead: str) -> dict[str, Any] | None:
         "rope_type": kind,
         "factor": keys.get(f"{lead}.rope.scaling.factor"),
         ORIGINAL: keys.get(f"{lead}.rope.scaling.original_context_length"),
+        **{name: keys.get(f"{lead}.rope.scaling.yarn_{name}") for name in YARN_RAMP},
     }
     return {key: value for key, value in scaling.items() if value is not None}

@@ -1,6 +1,7 @@
 """GGUF as a target: blocks, names, order of rows and keys of llama.cpp, and refusals."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from qload import convert, open_checkpoint
 from qload.storage.gguf_header import GGUFHeader, read_gguf_header
 from qload.testing import assert_same_bits
 from tests.conversion.drawn_models import FORMATS, checkpoint, integers, of_integers
+from tests.paths import FIXTURES
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
 
@@ -90,6 +92,68 @@ def test_rows_of_a_head_have_the_order_of_llama_cpp(tmp_path: Path) -> None:
         if heads:
             rows = rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
         assert np.array_equal(decode(f"blk.0.{stem}.weight"), rows)
+
+
+def test_gpt_oss_has_the_bytes_of_llama_cpp(tmp_path: Path) -> None:
+    """Test every tensor, and the keys of the model, against the file of llama.cpp's converter."""
+    source, out = FIXTURES / "models" / "mxfp4_gpt_oss", tmp_path / "out"
+
+    done = convert(source, out, to="gguf", rounding=True)
+
+    contents, headers = [], []
+    for folder in (FIXTURES / "gguf" / "gpt_oss_mxfp4", out):
+        header, content = header_of(folder), (folder / "model.gguf").read_bytes()
+        headers.append(header)
+        contents.append(
+            {
+                name: (entry.type.name, entry.shape, content[entry.begin : entry.end])
+                for name, entry in header.tensors.items()
+            }
+        )
+    theirs, ours = contents
+    assert done.verdict == "ok"
+    assert ours == theirs
+    keys = {key: value for key, value in headers[0].keys.items() if key.startswith("gpt-oss.")}
+    added = {"gpt-oss.vocab_size": 96, "gpt-oss.rope.dimension_count": 16}
+    assert {key: value for key, value in headers[1].keys.items() if key in {**keys, **added}} == keys | added
+
+
+def test_gpt_oss_without_negative_zeros_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(FIXTURES / "models" / "mxfp4_gpt_oss", source, ignore=shutil.ignore_patterns("expected"))
+    stored = load_file(source / "model.safetensors")
+    blocks = {name: tensor for name, tensor in stored.items() if name.endswith("_blocks")}
+    for tensor in blocks.values():
+        tensor.bitwise_or_(0x11)  # no code is even, so that none is 8
+    changed(source, **blocks)
+
+    done = convert(source, tmp_path / "gguf", to="gguf")
+    back = convert(tmp_path / "gguf", tmp_path / "back", to="mxfp4_gpt_oss")
+
+    assert (set(done.counts), set(back.counts)) == ({"bits"}, {"bits"})
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "back"))
+    assert after.keys() == before.keys()
+    for name, tensor in before.items():
+        plain = tensor.dtype == torch.bfloat16
+        assert_same_bits(after[name].float() if plain else after[name], tensor.float() if plain else tensor)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"layer_types": ["full_attention"] * 2}, "states its masks"),
+        ({"swiglu_limit": 5.0}, "states its facts"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "truncate": True}}, "states its rope"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 2.0}}, "its rope"),
+    ],
+)
+def test_a_setting_of_gpt_oss_without_a_key_is_refused(
+    values: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "in"
+    shutil.copytree(FIXTURES / "models" / "mxfp4_gpt_oss", source, ignore=shutil.ignore_patterns("expected"))
+
+    assert all(reason in each for each in reasons(changed_config(source, **values), rounding=True))
 
 
 def test_keys_and_types_are_those_of_llama_cpp(tmp_path: Path) -> None:
@@ -191,7 +255,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
 
     (reason,) = reasons(changed_config(source, model_type="phi3"))
 
-    assert "GGUF is written for the model types llama, mistral, mixtral" in reason
+    assert "GGUF is written for the model types gpt_oss, llama, mistral, mixtral" in reason
 
 
 def test_negative_zero_is_refused_and_rounded_on_request(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from qload.detect.gguf import (
 )
 from qload.errors import StorageError
 from qload.models import Engine, load_model
+from qload.models.config import text_config
 from qload.models.rope import Rope, RopeConfig
 from qload.storage import ArrayLength, GGUFEntry, TensorView
 from qload.storage.gguf_types import GGML_TYPES
@@ -34,6 +35,7 @@ from tests.storage.test_gguf import interleaved
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
 
+GPT_OSS, GPT_OSS_ORIGINAL = FIXTURES / "gguf" / "gpt_oss_mxfp4", FIXTURES / "models" / "mxfp4_gpt_oss"
 CONVERTED = ("llama_q8_0", "qwen2_q8_0", "mixtral_q8_0", "qwen3_moe_q8_0")
 MATRIX = GGUFEntry(GGML_TYPES[8], (64, 64), 0, 0)
 
@@ -97,6 +99,42 @@ def test_a_converted_model_is_sound(case: str) -> None:
     report = verify(FIXTURES / "gguf" / case)
 
     assert (report.verdict, report.findings, report.notes) == ("ok", (), ())
+
+
+def test_gpt_oss_has_the_values_and_the_config_of_its_original() -> None:
+    """Test bit for bit, except that ggml has no -0, and that the file has no tokenizer and no dtype."""
+    with Checkpoint.open(GPT_OSS) as file, Checkpoint.open(GPT_OSS_ORIGINAL) as original:
+        assert file.layers.keys() == original.layers.keys()
+        for name in original.layers:
+            want = original.weights.get_weights(name).dequantize().float()
+            assert_same_bits(file.weights.get_weights(name).dequantize(), want + 0.0)
+        others = [name for name in original.names if name.endswith((".bias", ".sinks"))]
+        assert others == [name for name in file.names if name.endswith((".bias", ".sinks"))] != []
+        for name in others:
+            assert_same_bits(file.weights.get_tensor(name), original.weights.get_tensor(name).float())
+        configs = [text_config(each.model_config) for each in (file, original)]
+    read, wanted = ({**vars(config), "architecture": None, "eos": (), "dtype": None} for config in configs)
+    eps = np.float32(wanted["eps"])
+    assert read == {**wanted, "eps": float(eps)}
+
+
+def test_gpt_oss_gives_the_logits_of_its_original() -> None:
+    logits = []
+    for path in (GPT_OSS, GPT_OSS_ORIGINAL):
+        engine = Engine(load_model(path, dtype=torch.float32), max_tokens=32, page_size=16)
+        with torch.no_grad():
+            logits.append(engine.prefill([*range(1, 24)]))
+
+    assert_same_bits(*logits)
+    assert verify(GPT_OSS).findings == ()
+
+
+def test_gpt_oss_without_a_scaling_does_not_get_the_one_of_its_type() -> None:
+    with Checkpoint.open(GPT_OSS) as checkpoint:
+        keys = {"general.architecture": "gpt-oss", "gpt-oss.rope.freq_base": 1e4}
+        config = {**checkpoint.model_config, **config_of_keys(keys, {})}
+
+    assert text_config(config).rope.type == "default"
 
 
 def test_rows_of_queries_and_keys_of_llama_are_in_the_order_of_transformers(tmp_path: Path) -> None:
@@ -164,7 +202,9 @@ def test_packed_rows_move_as_they_are(tmp_path: Path) -> None:
     assert weight.fields()["blocks"].numpy().tobytes() == content
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3"])
+@pytest.mark.parametrize(
+    "architecture", ["qwen2", "qwen3", "qwen3moe", "gemma", "gemma2", "gemma3", "phi3", "gpt-oss"]
+)
 def test_other_architectures_keep_the_order_of_rows(architecture: str) -> None:
     views = named(architecture, "blk.3.attn_q.weight", attention__head_count=4)
 
@@ -211,13 +251,14 @@ def test_experts_of_a_stack_have_names_of_their_own() -> None:
     }
 
 
-def test_fused_gate_and_up_of_experts_are_told_apart() -> None:
-    views = named("qwen3moe", "blk.0.ffn_gate_up_exps.weight", shape=(1, 64, 64))
+@pytest.mark.parametrize("suffix", ["weight", "bias"])
+def test_fused_gate_and_up_of_experts_are_told_apart(suffix: str) -> None:
+    views = named("qwen3moe", f"blk.0.ffn_gate_up_exps.{suffix}", shape=(1, 64, 64))
     lead = "model.layers.0.mlp.experts.0"
 
     assert {name: view.part for name, view in views.items()} == {
-        f"{lead}.gate_proj.weight": (0, 2),
-        f"{lead}.up_proj.weight": (1, 2),
+        f"{lead}.gate_proj.{suffix}": (0, 2),
+        f"{lead}.up_proj.{suffix}": (1, 2),
     }
 
 
@@ -231,9 +272,10 @@ def test_names_are_those_of_the_architecture(architecture: str) -> None:
     prefixes = {row.replace("{layer}", "0").replace("{expert}", "0").removesuffix(".weight") for row in rows}
     stems = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_down", "attn_norm", "ffn_norm")
     sources = [f"blk.0.{stem}.weight" for stem in stems if not (lead == "phi3" and stem in stems[:3])]
-    if known.model_type in ("mixtral", "qwen3_moe"):
+    if known.model_type in ("mixtral", "qwen3_moe", "gpt_oss"):
         sources.remove("blk.0.ffn_down.weight")
     sources += ["token_embd.weight", "output_norm.weight"]
+    sources += [f"blk.0.{stem}" for stem in known.tensors]
 
     for source in sources:
         (name,) = named(lead, source, **more)
@@ -316,6 +358,14 @@ def test_a_config_has_the_keys_of_transformers() -> None:
         (
             {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 64},
             {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 64}},
+        ),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.yarn_beta_fast": 16.0,
+                "rope.scaling.yarn_beta_slow": 2.0,
+            },
+            {"rope_scaling": {"rope_type": "yarn", "beta_fast": 16.0, "beta_slow": 2.0}},
         ),
         (
             {"expert_count": 8, "expert_used_count": 2},

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from qload import convert
 from qload.checkpoint import Checkpoint
 from qload.models import Engine, load_model
 from qload.testing import assert_same_bits
@@ -67,8 +68,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, twin(tmp_path_factory.mktemp("twin"), tensors, config)
 
 
-def logits(name: str) -> Tensor:
-    engine = Engine(load_model(path_of(name)), max_tokens=16, page_size=16)
+def logits(path: Path) -> Tensor:
+    engine = Engine(load_model(path), max_tokens=16, page_size=16)
     with torch.no_grad():
         return engine.prefill(TOKENS).reshape(-1)
 
@@ -88,7 +89,7 @@ def test_logits_are_those_of_transformers(model: tuple[str, Any]) -> None:
     with torch.no_grad():
         want = theirs(torch.tensor([TOKENS])).logits[0, -1]
 
-    assert_close(logits(name), want)
+    assert_close(logits(path_of(name)), want)
 
 
 class RoundedInputs(TorchFunctionMode):
@@ -135,12 +136,12 @@ def bound(theirs: Any) -> Tensor:
 
 
 @contextmanager
-def opened(name: str) -> Iterator[tuple[Any, Any]]:
+def opened(path: Path) -> Iterator[tuple[Any, Any]]:
     """Open a file in llama.cpp, without a vocabulary and with a cache of float32: its module and context."""
     llama_cpp = pytest.importorskip("llama_cpp")
-    with Checkpoint.open(path_of(name)) as checkpoint:
+    with Checkpoint.open(path) as checkpoint:
         size = checkpoint.model_config["vocab_size"]
-    architecture = gguf.GGUFReader(path_of(name)).fields["general.architecture"].contents()
+    architecture = gguf.GGUFReader(path).fields["general.architecture"].contents()
     overrides = (llama_cpp.llama_model_kv_override * 3)()  # the last one, without a key, ends the list
     overrides[0].key, overrides[0].tag = b"tokenizer.ggml.model", llama_cpp.LLAMA_KV_OVERRIDE_TYPE_STR
     overrides[0].value.val_str = b"none"
@@ -148,7 +149,7 @@ def opened(name: str) -> Iterator[tuple[Any, Any]]:
     overrides[1].tag, overrides[1].value.val_i64 = llama_cpp.LLAMA_KV_OVERRIDE_TYPE_INT, size
     params = llama_cpp.llama_model_default_params()
     params.kv_overrides = overrides
-    model = llama_cpp.llama_model_load_from_file(str(path_of(name)).encode(), params)
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
     settings = llama_cpp.llama_context_default_params()
     settings.n_ctx, settings.type_k, settings.type_v = 64, FLOAT32, FLOAT32
     settings.flash_attn_type = NO_FLASH_ATTENTION
@@ -160,15 +161,28 @@ def opened(name: str) -> Iterator[tuple[Any, Any]]:
         llama_cpp.llama_model_free(model)
 
 
-def test_logits_of_llama_cpp_lie_within_its_rounding(model: tuple[str, Any]) -> None:
-    name, theirs = model
-    got = logits(name)
-    with opened(name) as (llama_cpp, context):
+def logits_of_llama_cpp(path: Path, count: int) -> Tensor:
+    with opened(path) as (llama_cpp, context):
         tokens = (llama_cpp.llama_token * len(TOKENS))(*TOKENS)
         assert llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(tokens, len(TOKENS))) == 0
         values = llama_cpp.llama_get_logits_ith(context, -1)
-        want = torch.tensor(ctypes.cast(values, ctypes.POINTER(ctypes.c_float))[: len(got)])
+        return torch.tensor(ctypes.cast(values, ctypes.POINTER(ctypes.c_float))[:count])
+
+
+def test_logits_of_llama_cpp_lie_within_its_rounding(model: tuple[str, Any]) -> None:
+    name, theirs = model
+    got = logits(path_of(name))
+    want = logits_of_llama_cpp(path_of(name), len(got))
     most = bound(theirs)
 
     assert bool(((want - got).abs() <= most).all())
     assert most.max() < got.std()  # a wrong order of rows or heads changes logits by more
+
+
+def test_llama_cpp_computes_the_same_with_a_file_of_convert(tmp_path: Path) -> None:
+    """Test gpt-oss bit for bit, with a file that llama.cpp's converter wrote of the same checkpoint."""
+    theirs, ours = path_of("gpt_oss_mxfp4"), tmp_path / "out" / "model.gguf"
+    convert(FIXTURES / "models" / "mxfp4_gpt_oss", ours.parent, to="gguf", rounding=True)
+    count = len(logits(theirs))
+
+    assert_same_bits(logits_of_llama_cpp(ours, count), logits_of_llama_cpp(theirs, count))
