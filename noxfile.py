@@ -214,7 +214,7 @@ def transformers(session: nox.Session) -> None:
     """Run models of transformers on qload, and compare tables, routing and experts, at one version."""
     keep_bytecode(session)
     install(session, "test", "transformers")
-    modules = ("tables", "routing", "experts", "images", "generation", "logits")
+    modules = ("tables", "routing", "experts", "images", "generation", "logits", "published_names")
     types = (f"tests/transformers/{name}.py" for name in modules)
     quick = ("others", "settings", "adapters", "sharing", "mistakes", "files")  # in unit too
     names = ("whole", *(f"test_{name}" for name in quick), "page")

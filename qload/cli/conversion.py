@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -112,9 +112,13 @@ def check_rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str,
 @click.option(
     "--to",
     type=TargetFormat([*TARGET_FORMATS, *FLOAT_DTYPES, *FLOAT_DTYPES.values()]),
-    required=True,
     help="Target format; a float type dequantizes the layers. marlin is the older name of marlin_checkpoint: "
     "the order of Marlin's kernel is not a file format.",
+)
+@click.option(
+    "--names",
+    type=click.Choice(["transformers"]),
+    help="Rename tensors as transformers' class does, for DeepSeek V4; without --to their formats stay.",
 )
 @output_folder_option
 @click.option(
@@ -142,7 +146,8 @@ def check_rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str,
 def convert(
     ctx: click.Context,
     path: "Path | HubId",
-    to: str,
+    to: str | None,
+    names: Literal["transformers"] | None,
     folder: Path,
     keep: tuple[str, ...],
     rounding: bool,
@@ -164,13 +169,16 @@ def convert(
     """
     from qload import conversion
 
-    target = FLOAT_DTYPES.get(to, to)
+    if to is None and names is None:
+        raise click.MissingParameter(ctx=ctx, param_hint="'--to' / '--names'", param_type="option")
+    target = None if to is None else FLOAT_DTYPES.get(to, to)
 
     def write(place: str | PathLike[str], **world: Any) -> "Conversion":
         return conversion.convert(  # imports torch
             place,
             folder,
             to=target,
+            names=names,
             keep=keep,
             rounding=rounding,
             accept=accept,
@@ -179,7 +187,9 @@ def convert(
             **world,
         )
 
-    _write_checkpoint(ctx, path, partial(conversion.Conversion, to=target), write, CONVERT_OUTCOMES, as_json)
+    _write_checkpoint(
+        ctx, path, partial(conversion.Conversion, to=target or ""), write, CONVERT_OUTCOMES, as_json
+    )
 
 
 @click.command(epilog=SHARD_EPILOG)

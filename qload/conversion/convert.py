@@ -6,7 +6,9 @@ from fnmatch import fnmatchcase
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
+from qload.architecture.published_names import PREDICTORS, PUBLISHED, transformers_name
 from qload.checkpoint.report_base import INTERNAL
 from qload.configs.matching import EMBEDDINGS, HEAD
 from qload.conversion import float4, fp8
@@ -30,7 +32,9 @@ from qload.conversion.output_files import (
     OutputFile,
     OutputItem,
     Progress,
+    copy_tensor,
     items_in_source_order,
+    rename_tensors,
     safetensors_index,
     split_into_files,
     stored_tensors,
@@ -49,6 +53,7 @@ from qload.conversion.targets import (
     OutputLayers,
     StoredLayers,
 )
+from qload.detect.config_reader import CONFIGS
 from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, RepackError, checked
 from qload.errors.reporting import cause_of, group_by_cause
@@ -69,6 +74,7 @@ CACHE_SCHEME = "kv_cache_scheme"
 FALLBACK_TARGET = "float32"  # can represent every layer of a readable format
 ROUNDING_REMEDY = "round the values by rounding=True (--round)"
 KEEP_REMEDY = "leave it unchanged by keep (--keep)"
+TRANSFORMERS = "transformers"
 KEPT_IN_GGUF = "it is kept unchanged, and a GGUF file has quantized layers in blocks of ggml alone"
 
 
@@ -77,12 +83,12 @@ class ConversionPlan:
     """Output of a conversion, before any byte is written.
 
     `layers` are the converted layers by prefix, `refused` the reasons of refusals by prefix, and `gguf` is
-    the model of a GGUF file.
+    the model of a GGUF file. `config` None: the configs of the source stay.
     """
 
     items: Sequence[OutputItem]
     layers: OutputLayers
-    config: WrittenConfig
+    config: WrittenConfig | None
     refused: Mapping[str, str]
     notes: Sequence[str]
     gguf: GGUFModel | None = None
@@ -93,7 +99,8 @@ def convert(
     path: str | PathLike[str],
     folder: str | PathLike[str],
     *,
-    to: str,
+    to: str | None = None,
+    names: Literal["transformers"] | None = None,
     keep: Sequence[str] = (),
     rounding: bool = False,
     accept: Sequence[str] = (),
@@ -123,9 +130,13 @@ def convert(
         exact FP8 form, as float-quantized of compressed-tensors); "mxfp4", "mxfp4_mlx", "mxfp4_quark",
         "mxfp4_deepseek", "mxfp4_gpt_oss", "nvfp4", "nvfp4_mlx", "nvfp4_modelopt" (four-bit floats of
         compressed-tensors and of other programs); "gguf" (a GGUF file in MXFP4, NVFP4, Q4_0 or Q8_0, for
-        Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3 MoE, without a tokenizer);
+        Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3 MoE and gpt-oss, without a tokenizer);
         or "float32", "float16", "bfloat16" (dequantized).
         "marlin" is the older name of "marlin_checkpoint"; the kernel order of Marlin is no file format.
+        None: formats and configs stay, and `names` is required.
+    names
+        "transformers": the names of transformers' class, for DeepSeek V4 as published. None: names stay.
+        ArgumentError for other types of model, and for "gguf".
     keep
         Shell patterns for the names of layers that stay unchanged.
     rounding
@@ -157,9 +168,11 @@ def convert(
     ('ok', {'bits'}, ['config.json', 'model.safetensors', 'qload-certificate.json'])
     >>> folder.cleanup()
     """
-    to = OLDER_NAMES.get(to, to)
-    if to not in TARGETS:
+    target_format = "" if to is None and names else OLDER_NAMES.get(str(to), str(to))
+    if target_format and target_format not in TARGETS:
         raise ArgumentError("to", f"one of {', '.join(TARGETS)}", f"{to!r:.80}")
+    if names not in (None, TRANSFORMERS) or (names and target_format == GGUF):
+        raise ArgumentError("names", f"{TRANSFORMERS!r}, and another target than {GGUF}", f"{names!r:.80}")
     check_nonfinite(nonfinite)
     unknown = [rule for rule in accept if rule not in rule_pages()]
     if unknown:
@@ -168,22 +181,29 @@ def convert(
     workers = Workers.of(process_group)
 
     def convert_source(source: VerifiedCheckpoint) -> Conversion:
+        kind = source.model_config.get("model_type")
+        if names and kind not in PUBLISHED:
+            expected = f"a model of the type {', '.join(map(str, PUBLISHED))}"
+            raise ArgumentError("names", expected, f"{kind!r:.80}")
         errors = header_errors(source, workers, report_progress)
         refusing = [error for error in errors if error.rule not in (*accept, INTERNAL)]
         if refusing:
-            return Conversion(source.path, to=to, findings=refusing)
-        request = ConversionRequest(source, to, rounding, workers)
-        plan = plan_conversion(request, keep, partial(report_progress, "checking layers"), nonfinite)
+            return Conversion(source.path, to=target_format, findings=refusing)
+        request = ConversionRequest(source, target_format, rounding, workers, bool(names))
+        if target_format:
+            plan = plan_conversion(request, keep, partial(report_progress, "checking layers"), nonfinite)
+        else:
+            plan = plan_renaming(request, nonfinite)
         plan = replace(plan, notes=[*_accepted_errors(errors), *plan.notes])
         if plan.refused:
             layers = [
                 ConvertedLayer(prefix, format_of(source.layers.get(prefix)), None, "refused", reason)
                 for prefix, reason in sorted(plan.refused.items())
             ]
-            return Conversion(source.path, to=to, layers=layers, notes=plan.notes)
+            return Conversion(source.path, to=target_format, layers=layers, notes=plan.notes)
         return _write_and_verify(request, plan, target, shard_size, report_progress)
 
-    return report_on(path, convert_source, partial(Conversion, to=to))
+    return report_on(path, convert_source, partial(Conversion, to=target_format))
 
 
 def _accepted_errors(errors: Sequence[Finding]) -> Iterator[str]:
@@ -232,11 +252,51 @@ def plan_conversion(
         model = None if refused else _gguf_model(source, layers, refused)
     else:
         items = _output_items(source, layers, refused)
-        config = _config_of(source, [*layers.values(), *kept.values()])
+        config = _config_of(request, [*layers.values(), *kept.values()])
     refused = {**config.refused, **refused}
     by_target = {prefix: reason for prefix, reason in refused.items() if prefix not in spoiled}
     notes = [*allowed, *_notes(source, layers, request.to), *_remedies(request, requested, by_target)]
-    return ConversionPlan(items, layers, config, refused, notes, model)
+    plan = ConversionPlan(items, layers, config, refused, notes, model)
+    return _rename_plan(source, plan) if request.renames else plan
+
+
+def plan_renaming(request: ConversionRequest, nonfinite: Nonfinite) -> ConversionPlan:
+    """Plan copies of all tensors under other names; ArgumentError for a config that names modules."""
+    source = request.source
+    storage = stored_tensors(source)
+    for config in source.configs:
+        listed = next((key for key, value in config.values.items() if _names_modules(value)), None)
+        if listed is not None:
+            expected = "a config that names no modules, or a target format (to)"
+            raise ArgumentError("names", expected, f"{config.key(listed)} in {config.file}")
+    refused, notes = nonfinite_layers(source, nonfinite)
+    items = [copy_tensor(storage, name) for name in [*storage.keys()]]
+    return _rename_plan(source, ConversionPlan(items, {}, None, refused, notes))
+
+
+def _names_modules(value: object) -> bool:
+    """Return whether a value of a config may contain names of modules."""
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, str) for v in value))
+
+
+def _rename_plan(source: VerifiedCheckpoint, plan: ConversionPlan) -> ConversionPlan:
+    """Return the plan with the names of transformers, and refusals of tensors without one."""
+    kind = source.model_config.get("model_type")
+    refused, items, owners = dict(plan.refused), list[OutputItem](), dict[str, str]()
+    for item in plan.items:
+        names = {name: transformers_name(kind, name) or name for name in item.tensors}
+        for name, new in names.items():
+            if transformers_name(kind, name) is None:
+                refused[name] = f"transformers has no name for {name} in a model of the type {kind}"
+            elif (other := owners.setdefault(new, name)) != name:
+                refused[name] = f"its name in transformers is {new}, as that of {other}"
+        items.append(rename_tensors(item, names))
+    if all(name == new for new, name in owners.items()):
+        expected = "tensors with other names than in transformers"
+        raise ArgumentError("names", expected, "only tensors with its names")
+    predictors = sum(name.startswith(PREDICTORS) for name in owners)
+    notes = [f"{predictors} tensors of {PREDICTORS}* keep their names; transformers ignores them"]
+    return replace(plan, items=items, refused=refused, notes=[*plan.notes, *notes[: bool(predictors)]])
 
 
 def _gguf_model(
@@ -265,7 +325,7 @@ def _remedies(request: ConversionRequest, layers: StoredLayers, refused: Mapping
             rest = group.count - 1
             more = f" and {rest} layer{'s' * (rest > 1)} like it" if rest else ""
             integers = () if request.to in FLOATS else request.other_integer_formats(layer).items()
-            targets = [name for name, other in integers if not _config_of(request.source, [other]).refused]
+            targets = [name for name, other in integers if not _config_of(request, [other]).refused]
             plain = request.why_not_plain(layer) is None
             if request.to != FALLBACK_TARGET and plain:
                 targets.append(FALLBACK_TARGET)
@@ -353,8 +413,9 @@ def _owners(source: VerifiedCheckpoint, layers: OutputLayers, refused: dict[str,
     return owners
 
 
-def _config_of(source: VerifiedCheckpoint, layers: Sequence[OutputLayer]) -> WrittenConfig:
+def _config_of(request: ConversionRequest, layers: Sequence[OutputLayer]) -> WrittenConfig:
     """Return the config for converted and kept `layers` and all plain matrices of the source."""
+    source = request.source
     converted = {layer.prefix for layer in layers}
     quantized = [layer for layer in layers if not layer.weight_type.plain]
     plain = [layer.prefix for layer in layers if layer.weight_type.plain]
@@ -365,6 +426,12 @@ def _config_of(source: VerifiedCheckpoint, layers: Sequence[OutputLayer]) -> Wri
         if prefix not in converted
     ]
     names = sorted(name for name in plain if name.rpartition(".")[2] not in EMBEDDINGS)
+    if request.renames:
+        kind = source.model_config.get("model_type")
+        names = sorted(transformers_name(kind, name) or name for name in names)
+        quantized = [
+            replace(each, prefix=transformers_name(kind, each.prefix) or each.prefix) for each in quantized
+        ]
     config = quantization_config(quantized, names)
     scheme = _cache_scheme(source)
     if scheme is not None and config.values and CACHE_SCHEME in config.values:
@@ -416,13 +483,18 @@ def _write_and_verify(
         files = plan.gguf.files(shard_size)
     else:
         files = split_into_files(plan.items, shard_size)
-        texts = dict(config_files(source.model_config, next(iter(source.configs), None), plan.config))
+        if plan.config is None:
+            paths = [source_folder(source) / name for name in CONFIGS]
+            texts = {path.name: path.read_bytes() for path in paths if path.is_file()}
+        else:
+            texts = dict(config_files(source.model_config, next(iter(source.configs), None), plan.config))
         index = safetensors_index(files)
         if index is not None:
             texts[INDEX] = json_bytes(index)
     copies = [file for file in copied_files(source_folder(source)) if file.name not in texts]
     job = request.rounding, {name: text.hex() for name, text in texts.items()}
-    new = NewCheckpoint(source, target, {"to": request.to}, files, texts, copies, job, request.workers)
+    arguments = {"to": request.to, **({"names": TRANSFORMERS} if request.renames else {})}
+    new = NewCheckpoint(source, target, arguments, files, texts, copies, job, request.workers)
 
     def verify(folder: Path) -> Conversion:
         compared = diff(source.path, folder, progress=progress, process_group=request.workers.group)

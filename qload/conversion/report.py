@@ -106,7 +106,7 @@ class Conversion(WrittenCheckpoint):
     folder
         The output folder; "" unless the verdict is "ok".
     to
-        The requested format.
+        The requested format; "" if the formats stay.
     layers
         All layers; after a refusal, the refused layers alone.
     notes

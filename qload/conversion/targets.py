@@ -119,13 +119,15 @@ OutputLayers = Mapping[str, OutputLayer]  # by prefix
 class ConversionRequest:
     """A source checkpoint, the target format, and the processes that share the work.
 
-    `rounding` permits to round values to the float type of the target.
+    `rounding` permits to round values to the float type of the target. `renames`: the output has the names
+    of transformers.
     """
 
     source: VerifiedCheckpoint
     to: str
     rounding: bool
     workers: Workers
+    renames: bool = False
 
     def convert_layers(
         self, layers: Sequence[StoredLayer], progress: ByteProgress

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from os import PathLike
 
-from qload.architecture import Architecture
+from qload.architecture.published_names import transformers_name
 from qload.architecture.table import spelled
 from qload.diff.comparison import compare_layers, compare_tensors
 from qload.diff.report import CheckpointDiff, LayerDiff, unreadable
@@ -147,12 +147,15 @@ def _names_by_key(checkpoint: VerifiedCheckpoint, names: Iterable[str]) -> dict[
     """Map keys to the names of layers or tensors; a second name with one key is its own key."""
     by_key: dict[str, str] = {}
     for name in names:
-        key = _key(checkpoint.architecture, name)
+        key = _key(checkpoint, name)
         by_key[name if key in by_key else key] = name
     return by_key
 
 
-def _key(architecture: Architecture | None, name: str) -> str:
+def _key(checkpoint: VerifiedCheckpoint, name: str) -> str:
     """Return a name in the spelling of transformers if the model type is known, else unchanged."""
-    place = architecture.find(name) if architecture else None
+    renamed = transformers_name(checkpoint.model_config.get("model_type"), name)
+    if renamed is not None:
+        return renamed
+    place = checkpoint.architecture.find(name) if checkpoint.architecture else None
     return name if place is None else spelled(place.row.name, place.layer, place.expert)
