@@ -9,6 +9,7 @@ transformers 5.23.0.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from qload.architecture.names import NUMBER, pattern_of
 
@@ -52,14 +53,20 @@ DEEPSEEK_V4 = {
     **{f"hc_head_{name}": f"model.hc_head.hc_{name}" for name in HYPER_CONNECTION},
     **{f"layers.*.{name}": f"model.layers.*.{new}" for name, new in DEEPSEEK_V4_LAYER.items()},
 }
-PUBLISHED: Mapping[object, Mapping[str, str]] = {  # model_type -> names of layers and tensors, * for a number
+PUBLISHED: Mapping[str, Mapping[str, str]] = {  # model_type -> names of layers and tensors, * for a number
     "deepseek_v4": {**DEEPSEEK_V4, **{new.removeprefix(BASE): new for new in DEEPSEEK_V4.values()}}
 }
 
 
-def transformers_name(model_type: object, name: str) -> str | None:
+def published_names(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the names in transformers by those of the publisher, for the model type of a config."""
+    kind = config.get("model_type")
+    return PUBLISHED.get(kind, {}) if isinstance(kind, str) else {}
+
+
+def transformers_name(config: Mapping[str, Any], name: str) -> str | None:
     """Return the name in transformers of a tensor or of a layer; None if its type of model has none."""
-    names = PUBLISHED.get(model_type, {})
+    names = published_names(config)
     if names and name.removeprefix(BASE).startswith(PREDICTORS):
         return name
     stem, field = pattern_of(name).removeprefix(BASE), ""

@@ -8,8 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from qload.architecture.published_names import PREDICTORS, PUBLISHED, transformers_name
+from qload.architecture.published_names import PREDICTORS, PUBLISHED, published_names, transformers_name
 from qload.checkpoint.report_base import INTERNAL
+from qload.configs import value_text
 from qload.configs.matching import EMBEDDINGS, HEAD
 from qload.conversion import float4, fp8
 from qload.conversion.gguf import NO_TOKENIZER, GGUFModel, plan_model
@@ -32,7 +33,6 @@ from qload.conversion.output_files import (
     OutputFile,
     OutputItem,
     Progress,
-    copy_tensor,
     items_in_source_order,
     rename_tensors,
     safetensors_index,
@@ -181,10 +181,9 @@ def convert(
     workers = Workers.of(process_group)
 
     def convert_source(source: VerifiedCheckpoint) -> Conversion:
-        kind = source.model_config.get("model_type")
-        if names and kind not in PUBLISHED:
-            expected = f"a model of the type {', '.join(map(str, PUBLISHED))}"
-            raise ArgumentError("names", expected, f"{kind!r:.80}")
+        if names and not published_names(source.model_config):
+            kind = value_text(source.model_config.get("model_type"))
+            raise ArgumentError("names", f"a model of the type {', '.join(PUBLISHED)}", kind)
         errors = header_errors(source, workers, report_progress)
         refusing = [error for error in errors if error.rule not in (*accept, INTERNAL)]
         if refusing:
@@ -257,21 +256,20 @@ def plan_conversion(
     by_target = {prefix: reason for prefix, reason in refused.items() if prefix not in spoiled}
     notes = [*allowed, *_notes(source, layers, request.to), *_remedies(request, requested, by_target)]
     plan = ConversionPlan(items, layers, config, refused, notes, model)
-    return _rename_plan(source, plan) if request.renames else plan
+    return _rename_plan(request, plan) if request.renames else plan
 
 
 def plan_renaming(request: ConversionRequest, nonfinite: Nonfinite) -> ConversionPlan:
     """Plan copies of all tensors under other names; ArgumentError for a config that names modules."""
     source = request.source
-    storage = stored_tensors(source)
     for config in source.configs:
         listed = next((key for key, value in config.values.items() if _names_modules(value)), None)
         if listed is not None:
             expected = "a config that names no modules, or a target format (to)"
             raise ArgumentError("names", expected, f"{config.key(listed)} in {config.file}")
     refused, notes = nonfinite_layers(source, nonfinite)
-    items = [copy_tensor(storage, name) for name in [*storage.keys()]]
-    return _rename_plan(source, ConversionPlan(items, {}, None, refused, notes))
+    items = list(items_in_source_order(stored_tensors(source), {}, {}))
+    return _rename_plan(request, ConversionPlan(items, {}, None, refused, notes))
 
 
 def _names_modules(value: object) -> bool:
@@ -279,19 +277,20 @@ def _names_modules(value: object) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, str) for v in value))
 
 
-def _rename_plan(source: VerifiedCheckpoint, plan: ConversionPlan) -> ConversionPlan:
+def _rename_plan(request: ConversionRequest, plan: ConversionPlan) -> ConversionPlan:
     """Return the plan with the names of transformers, and refusals of tensors without one."""
-    kind = source.model_config.get("model_type")
+    model = request.source.model_config
     refused, items, owners = dict(plan.refused), list[OutputItem](), dict[str, str]()
     for item in plan.items:
-        names = {name: transformers_name(kind, name) or name for name in item.tensors}
+        names = {name: request.output_name(name) for name in item.tensors}
         for name, new in names.items():
-            if transformers_name(kind, name) is None:
-                refused[name] = f"transformers has no name for {name} in a model of the type {kind}"
+            if transformers_name(model, name) is None:
+                reason = f"transformers has no name for {name} in a model of the type {model['model_type']}"
+                refused[name] = reason
             elif (other := owners.setdefault(new, name)) != name:
                 refused[name] = f"its name in transformers is {new}, as that of {other}"
         items.append(rename_tensors(item, names))
-    if all(name == new for new, name in owners.items()):
+    if not request.to and all(name == new for new, name in owners.items()):
         expected = "tensors with other names than in transformers"
         raise ArgumentError("names", expected, "only tensors with its names")
     predictors = sum(name.startswith(PREDICTORS) for name in owners)
@@ -417,7 +416,11 @@ def _config_of(request: ConversionRequest, layers: Sequence[OutputLayer]) -> Wri
     """Return the config for converted and kept `layers` and all plain matrices of the source."""
     source = request.source
     converted = {layer.prefix for layer in layers}
-    quantized = [layer for layer in layers if not layer.weight_type.plain]
+    quantized = [
+        replace(layer, prefix=request.output_name(layer.prefix))
+        for layer in layers
+        if not layer.weight_type.plain
+    ]
     plain = [layer.prefix for layer in layers if layer.weight_type.plain]
     plain += [
         prefix
@@ -425,13 +428,7 @@ def _config_of(request: ConversionRequest, layers: Sequence[OutputLayer]) -> Wri
         if isinstance(layer, LayerDescription) and layer.format.weight_type.plain and "K" in layer.sizes
         if prefix not in converted
     ]
-    names = sorted(name for name in plain if name.rpartition(".")[2] not in EMBEDDINGS)
-    if request.renames:
-        kind = source.model_config.get("model_type")
-        names = sorted(transformers_name(kind, name) or name for name in names)
-        quantized = [
-            replace(each, prefix=transformers_name(kind, each.prefix) or each.prefix) for each in quantized
-        ]
+    names = sorted(request.output_name(name) for name in plain if name.rpartition(".")[2] not in EMBEDDINGS)
     config = quantization_config(quantized, names)
     scheme = _cache_scheme(source)
     if scheme is not None and config.values and CACHE_SCHEME in config.values:

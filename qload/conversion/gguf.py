@@ -38,7 +38,6 @@ from qload.detect.gguf import (
     MIXTRAL,
     NAMES,
     ROPE_FACTORS,
-    YARN_RAMP,
     GGUFArchitecture,
     config_of_keys,
     llama3_factors,
@@ -363,8 +362,6 @@ def _keys(config: TextConfig, lead: str) -> Iterator[tuple[str, Value]]:
         values["rope.scaling.type"] = config.rope.type
         values["rope.scaling.factor"] = float(config.rope.factor)
         values["rope.scaling.original_context_length"] = config.rope.original
-    if config.rope.type == "yarn":
-        values |= {f"rope.scaling.yarn_{name}": float(getattr(config.rope, name)) for name in YARN_RAMP}
     windows = {mask.window for mask in config.masks if mask.window}
     if config.family.windows == "alternating" and windows:
         values["attention.sliding_window"] = max(windows)

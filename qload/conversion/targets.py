@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from qload.architecture.published_names import transformers_name
 from qload.checkpoint import MARLIN_CHECKPOINT
 from qload.conversion import float4, fp8
 from qload.conversion.output_files import (
@@ -153,6 +154,11 @@ class ConversionRequest:
             return _result_or_reason(self._to_float, layers[n]) if reason is None else reason
 
         return self._run_locally(convert_exact, layers, lambda done, total: None)
+
+    def output_name(self, name: str) -> str:
+        """Return the name in the output of a layer or tensor; names without another stay."""
+        new = transformers_name(self.source.model_config, name) if self.renames else None
+        return name if new is None else new
 
     @property
     def can_round(self) -> bool:

@@ -154,7 +154,7 @@ def _names_by_key(checkpoint: VerifiedCheckpoint, names: Iterable[str]) -> dict[
 
 def _key(checkpoint: VerifiedCheckpoint, name: str) -> str:
     """Return a name in the spelling of transformers if the model type is known, else unchanged."""
-    renamed = transformers_name(checkpoint.model_config.get("model_type"), name)
+    renamed = transformers_name(checkpoint.model_config, name)
     if renamed is not None:
         return renamed
     place = checkpoint.architecture.find(name) if checkpoint.architecture else None

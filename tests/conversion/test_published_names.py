@@ -181,6 +181,7 @@ def test_a_tensor_without_a_name_of_its_own_is_refused(name: str, reason: str, t
     ("config", "options", "words"),
     [
         ({"model_type": "llama"}, {}, "a model of the type deepseek_v4"),
+        ({"model_type": ["deepseek_v4"]}, {}, "a model of the type deepseek_v4"),
         (
             {"quantization_config": {**SECTION, "modules_to_not_convert": ["head"]}},
             {},

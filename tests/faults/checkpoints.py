@@ -2,6 +2,8 @@
 
 from tests.faults.fault import Fault
 
+_PUBLISHED = "qload/architecture/published_names.py"
+
 FAULTS = (
     Fault(
         "zero-plus-one",
@@ -135,5 +137,24 @@ FAULTS = (
         "qload/verify/rules/tensor_values.py",
         '"NaN": run.isnan(),',
         '"NaN": run.isnan() & False,',
+    ),
+    Fault("published-scale-as-stored", _PUBLISHED, 'FIELDS = {"scale": "weight_scale_inv"}', "FIELDS = {}"),
+    Fault(
+        "published-up-and-down-exchanged",
+        _PUBLISHED,
+        '"w2": "down_proj", "w3": "up_proj"',
+        '"w3": "down_proj", "w2": "up_proj"',
+    ),
+    Fault(
+        "renamed-layers-old-in-config",
+        "qload/conversion/convert.py",
+        "request.output_name(name) for name in plain if",
+        "name for name in plain if",
+    ),
+    Fault(
+        "renamed-tensors-of-one-name",
+        "qload/conversion/convert.py",
+        "(other := owners.setdefault(new, name)) != name",
+        "(other := owners.setdefault(new, name)) is None",
     ),
 )

@@ -21,13 +21,25 @@ FAULTS = (
         "codes.clone()",
     ),
     Fault(
-        "gguf-negative-zero-lost", "qload/conversion/float4.py", "not permitted and bool(", "False and bool("
+        "gguf-negative-zero-lost",
+        "qload/conversion/float4.py",
+        "if not (floats.names.ggml or rounding) and",
+        "if False and",
+    ),
+    Fault(
+        "gguf-negative-zero-replaced",
+        "qload/conversion/float4.py",
+        "        return floats\n    codes = codes",
+        "    codes = codes",
     ),
     Fault("gguf-written-in-halves", _TARGET, "heads, 2, -1, *rows", "heads, -1, 2, *rows"),
     Fault("gguf-settings-unchecked", _TARGET, "and wanted != found:", "and False:"),
-    Fault(
-        "gguf-norms-as-stored", _TARGET, "if len(info.shape) == 1 or ROUTER in name:", "if ROUTER in name:"
-    ),
+    Fault("gguf-norms-as-stored", _TARGET, "if len(info.shape) == 1 or ROUTER", "if ROUTER"),
+    Fault("gguf-biases-of-experts-as-stored", _TARGET, ' or name.endswith(".bias"):', ":"),
+    Fault("gguf-experts-without-size", _TARGET, "if lead != LLAMA:", "if config.inner:"),
+    Fault("gguf-ramp-rounded", _NAMES, 'rope={"truncate": False}', 'rope={"truncate": True}'),
+    Fault("gguf-sinks-unnamed", _NAMES, '"attn_sinks.weight": "self_attn.sinks"', ""),
+    Fault("gguf-fused-biases-whole", _NAMES, 'if suffix in ("weight", "bias")', 'if suffix == "weight"'),
     Fault("gguf-experts-of-any-type", _TARGET, "        if other is not None:", "        if False:"),
     Fault("gguf-split-without-total", _TARGET, "Scalar(I32, len(self.types))", "Scalar(I32, len(items))"),
     Fault("gguf-dimensions-outermost-first", _WRITER, "reversed(shape)", "shape"),

@@ -16,7 +16,7 @@ from qload import convert
 from qload.architecture.published_names import transformers_name
 from qload.testing import assert_same_bits
 
-KIND = "deepseek_v4"
+CONFIG = {"model_type": "deepseek_v4"}
 SECTION = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
@@ -110,8 +110,8 @@ def test_names_are_those_of_transformers_renames(published: tuple[Path, Deepseek
         theirs, _ = rename_source_key(name, renames, [], model.base_model_prefix, own)
         if ".experts." in name:  # joined by a converter after the renames
             theirs = f"{model.base_model_prefix}.{theirs}"
-        assert transformers_name(KIND, name) == theirs
-    assert {transformers_name(KIND, name) for name in own if "mlp.experts." not in name} <= own.keys()
+        assert transformers_name(CONFIG, name) == theirs
+    assert {transformers_name(CONFIG, name) for name in own if "mlp.experts." not in name} <= own.keys()
 
 
 @pytest.mark.parametrize("to", [None, "bfloat16"])
