@@ -219,7 +219,7 @@ def _place_others(
             )
         name, expert = _name_in_file(known, stored)
         item, kind = copy_tensor(storage, stored), FLOAT_TYPES[DTYPE_NAMES[info.dtype]]
-        if len(info.shape) == 1 or ROUTER in name or name.endswith(".bias"):
+        if len(info.shape) == 1 or ROUTER in name:
             kind = FLOAT_TYPES["F32"]
             item = _change(item, stored, TensorInfo(torch.float32, info.shape), Tensor.float)
         yield PlacedTensor(stored, _reorder(item, stored, name, known, config), name, kind, expert)
