@@ -107,7 +107,7 @@ class DescribedExperts:
     others
         Descriptions of matrices with facts of their own, by (expert, matrix).
     biased
-        Whether gate, up and down have a bias; empty for other matrices.
+        Whether each matrix has a bias; empty for a part of the matrices of an expert.
     """
 
     def __init__(
@@ -171,11 +171,20 @@ class DescribedExperts:
                     yield f"{self.prefixes[expert][matrix]}: {note}"
 
 
-def describe_experts(weights: Owner, source: ExpertSource, names: ExpertNames) -> DescribedExperts:
+def describe_experts(
+    weights: Owner, source: ExpertSource, names: ExpertNames, joined: int, *, complete: bool
+) -> DescribedExperts:
     """Describe the first expert, and compare the others with it, on every rank alike.
 
     Experts with the first one's headers and facts need no description of their own. MissingTensorError for a
     missing expert, MismatchError for one unlike the first.
+
+    Parameters
+    ----------
+    joined
+        Number of first matrices that are joined in one weight.
+    complete
+        Whether these are all matrices of an expert, down as the last.
     """
     loader = weights.loader
     first = tuple(loader.describe(weights, prefix) for prefix in names.of(0))
@@ -187,7 +196,7 @@ def describe_experts(weights: Owner, source: ExpertSource, names: ExpertNames) -
             endings[-1][spec.name] = full[len(layer.prefix) :]
             if spec.name in layer.facts:
                 source.facts[full] = layer.facts[spec.name]
-    biased = _check_expert(weights, loader, first, first)
+    biased = _check_expert(weights, loader, first, first, joined, complete)
     alike = [0, *_alike_by_headers(weights, loader, names, first)]
     facts = _read_facts(weights, source, names, endings, first, alike)
     known = set(alike)
@@ -200,7 +209,7 @@ def describe_experts(weights: Owner, source: ExpertSource, names: ExpertNames) -
     for expert in range(1, names.count):
         if expert not in known:
             layers = tuple(loader.describe(source, prefix) for prefix in names.of(expert))
-            _check_expert(weights, loader, first, layers, biased)
+            _check_expert(weights, loader, first, layers, joined, complete, biased)
             for matrix, layer in enumerate(layers):
                 others[expert, matrix] = layer
     rows = {expert: row for row, expert in enumerate(alike)}
@@ -269,13 +278,14 @@ def _check_expert(
     loader: WeightsLoader,
     first: Sequence[LayerDescription],
     layers: Sequence[LayerDescription],
+    joined: int,
+    complete: bool,
     expected: Sequence[bool] | None = None,
 ) -> list[bool]:
     """Check an expert's matrices among themselves and against the `first`; return which have a bias."""
-    gated = len(layers) == 3
-    if layers is first and gated:
+    if layers is first and complete:
         _check_sizes(*layers)
-    check_parts(layers[:2])
+    check_parts(layers[:joined])
     for one, other in zip(first, layers, strict=True) if layers is not first else ():
         check_alike(one, other)
         made = [loader.made(layer, weights.device) for layer in (one, other)]
@@ -283,9 +293,9 @@ def _check_expert(
             what = "experts of one layer differ in the format that they are loaded in"
             a, b = made[0] or one.format.weight_type.format, made[1] or other.format.weight_type.format
             raise MismatchError(other.prefix, what, f"{a} as {one.prefix}", b)
-    biased = [weights.has_tensor(bias_name(layer.prefix)) for layer in layers] if gated else []
-    if gated:
-        _check_biases(weights, first, layers, expected or biased, biased)
+    biased = [weights.has_tensor(bias_name(layer.prefix)) for layer in layers] if complete else []
+    if complete:
+        _check_biases(weights, first, layers, joined, expected or biased, biased)
     return biased
 
 
@@ -318,14 +328,15 @@ def _compared(first: LayerDescription, other: LayerDescription) -> Iterator[tupl
         yield f"the size of {dim}", first.sizes.get(dim), other.sizes.get(dim)
 
 
-def _check_sizes(gate: LayerDescription, up: LayerDescription, down: LayerDescription) -> None:
-    """Raise MismatchError unless gate and up are of one size, and down is their transpose."""
-    if "K" not in gate.sizes or "K" not in down.sizes:
-        vector = gate if "K" not in gate.sizes else down
+def _check_sizes(first: LayerDescription, *others: LayerDescription) -> None:
+    """Raise MismatchError unless gate and up are of one size, and down, the last, is their transpose."""
+    *ups, down = others
+    if "K" not in first.sizes or "K" not in down.sizes:
+        vector = first if "K" not in first.sizes else down
         raise ShapeError(vector.names.full("weight"), "(N, K), a matrix of an expert", (vector.N,))
     for layer, expected, other in (
-        (up, (gate.N, gate.K), f"(N, K) of {gate.prefix}"),
-        (down, (gate.K, gate.N), f"(K, N) of {gate.prefix}"),
+        *((up, (first.N, first.K), f"(N, K) of {first.prefix}") for up in ups),
+        (down, (first.K, first.N), f"(K, N) of {first.prefix}"),
     ):
         got = (layer.N, layer.K)
         if got != expected:
@@ -343,24 +354,26 @@ def _check_biases(
     source: TensorSource,
     first: Sequence[LayerDescription],
     layers: Sequence[LayerDescription],
+    joined: int,
     expected: Sequence[bool],
     biased: Sequence[bool],
 ) -> None:
-    """Check that gate, up and down have a bias if the first expert's have one, each of one float dtype.
+    """Check that each matrix has a bias if the first expert's has one, each of one float dtype.
 
     `expected`, `biased`: whether each matrix has one, of the first expert and of this one. MismatchError,
     ShapeError and DtypeError with the name of the layer or tensor.
     """
-    if biased[0] != biased[1]:
+    if joined == 2 and biased[0] != biased[1]:
         has, lacks = layers[biased[1]], layers[biased[0]]
         raise MismatchError(lacks.prefix, "gate and up differ in bias", f"a bias as in {has.prefix}", "none")
-    for one, layer, wanted, got in zip(first, layers, expected, biased, strict=True):
+    for matrix, (wanted, got) in enumerate(zip(expected, biased, strict=True)):
+        one, layer = first[matrix], layers[matrix]
         if wanted != got:
             a, b = (f"{'a' if has else 'no'} bias" for has in (wanted, got))
             what = "experts of one layer differ in bias"
             raise MismatchError(layer.prefix, what, f"{a} as in {one.prefix}", b)
         if got:
-            _check_bias(source, first[0] if layer is layers[1] else one, layer)
+            _check_bias(source, first[0] if matrix < joined else one, layer)
 
 
 def _check_bias(source: TensorSource, first: LayerDescription, layer: LayerDescription) -> None:

@@ -63,7 +63,7 @@ class Plan:
     Attributes
     ----------
     shares
-        This rank's shares of gate and up, and of down.
+        This rank's shares of gate and up, or of up without a gate, and of down.
     split
         Whether each expert is cut.
     """
@@ -86,19 +86,28 @@ def load_experts(
     split: ExpertSplit | None,
     expert_ranks: int | None,
     facts: ExpertFacts | None,
+    *,
+    computed: bool = True,
 ) -> ExpertsWeight:
-    """Load the experts of this rank, or its share of each; see `Weights.get_experts`."""
+    """Load the experts of this rank, or its share of each; see `Weights.get_experts`.
+
+    `computed`: whether the activation has to be known; experts without a gate have none that is known.
+    """
     plan = plan_experts(weights, prefix, split, expert_ranks)
-    activation = facts or facts_of(weights.architecture)
+    gated = plan.names.joined == 2
+    if facts is not None and not gated:
+        raise ArgumentError("facts", f"None: the experts of {prefix} have no gate", str(facts))
+    activation = facts_of(weights.architecture) if gated and computed and facts is None else facts
     described = plan.described
+    matrices = range(len(plan.names.naming))
     examined = weights.nonfinite == "error" and len(plan.local) < plan.names.count
     if examined:  # all ranks refuse alike
-        _check_stored_scales(weights, described, range(3), range(plan.names.count))
+        _check_stored_scales(weights, described, matrices, range(plan.names.count))
     axes: tuple[Split | None, Split | None] = ("N", "K") if plan.split else (None, None)
     local = plan.experts
     requests = [
-        StackRequest(weights, weights.loader, prefix, described, matrices, local, shares, axis, examined)
-        for matrices, shares, axis in zip(((0, 1), (2,)), plan.shares, axes, strict=True)
+        StackRequest(weights, weights.loader, prefix, described, run, local, shares, axis, examined)
+        for run, shares, axis in zip((matrices[:-1], matrices[-1:]), plan.shares, axes, strict=True)
     ]
     gate_up, down = _load_stacks(requests)
     biases = _read_biases(weights, plan)
@@ -106,8 +115,8 @@ def load_experts(
     described.source.commit()
     elsewhere = [run for run in (range(local.start), range(local.stop, plan.names.count)) if run]
     if elsewhere:
-        names = [name for run in elsewhere for name in described.all_names(range(3), run)]
-        names += [n for run in elsewhere for matrix in range(3) for n in _bias_names(plan, matrix, run)]
+        names = [name for run in elsewhere for name in described.all_names(matrices, run)]
+        names += [n for run in elsewhere for matrix in matrices for n in _bias_names(plan, matrix, run)]
         stored = (plan.names.lead + name.removeprefix(described.lead) for name in names)
         weights.exempt_by(dict.fromkeys(stored, ELSEWHERE).get)
     return experts
@@ -124,11 +133,11 @@ def plan_experts(
     names = find_experts(weights, prefix)
     local = local_experts(prefix, names.count, groups.experts)
     source = ExpertSource(weights, groups.tensor)
-    described = describe_experts(weights, source, names)
-    gate, up, down = described.first
+    described = describe_experts(weights, source, names, names.joined, complete=True)
+    *joined, down = described.first
     cut = split in ("tensor", "both")
     shares = (
-        _shares(groups.tensor, (gate, up), "N" if cut else None),
+        _shares(groups.tensor, joined, "N" if cut else None),
         _shares(groups.tensor, (down,), "K" if cut else None),
     )
     return Plan(names, local, described, shares, cut)
@@ -153,7 +162,7 @@ def load_stacked(
     source = ExpertSource(weights, weights.process_group)
     tensors = stored_tensors(weights, layers.lead)[1]
     names = ExpertNames(layers.lead, tuple(layers.layers), layers.count, "", tensors)
-    described = describe_experts(weights, source, names)
+    described = describe_experts(weights, source, names, len(layers.layers), complete=False)
     shares = _shares(weights.process_group, described.first, split)
     matrices, experts = range(len(layers.layers)), range(layers.count)
     request = StackRequest(weights, loader, prefix, described, matrices, experts, shares, split, False)
@@ -592,14 +601,15 @@ def _read_biases(weights: Owner, plan: Plan) -> tuple[Tensor | None, Tensor | No
 
     Outputs of down are summed over ranks: the first rank of those with the same experts has all its biases.
     """
-    source = plan.described.source
-    gate_up = _read_bias_stack(weights, plan, (0, 1), plan.shares[0]) if plan.described.biased[0] else None
-    if not plan.described.biased[2]:
+    source, biased = plan.described.source, plan.described.biased
+    joined, down = range(plan.names.joined), plan.names.joined
+    gate_up = _read_bias_stack(weights, plan, joined, plan.shares[0]) if biased[0] else None
+    if not biased[down]:
         return gate_up, None
     if source.process_group.rank():
-        source.take(_bias_names(plan, 2, plan.experts))  # added by another rank
+        source.take(_bias_names(plan, down, plan.experts))  # added by another rank
         return gate_up, None
-    return gate_up, _read_bias_stack(weights, plan, (2,), plan.shares[1])
+    return gate_up, _read_bias_stack(weights, plan, (down,), plan.shares[1])
 
 
 def _read_bias_stack(weights: Owner, plan: Plan, matrices: Sequence[int], shares: Sequence[Share]) -> Tensor:

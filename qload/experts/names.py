@@ -14,7 +14,7 @@ from qload.experts.declared_stacks import stack_names
 from qload.experts.stack_layouts import LAYERS
 from qload.loader import TensorSource
 
-Naming = tuple[str, str, str]  # the last parts of the names of gate, up and down
+Naming = tuple[str, ...]  # the last parts of the names of gate, up and down, or of up and down
 NUMBER = re.compile(r"0|[1-9][0-9]{,17}")  # of an expert
 
 
@@ -37,7 +37,7 @@ class ExpertNames:
     prefix, lead
         Prefix of the experts, and the text before it in stored names.
     naming, count
-        Last parts of the names of gate, up and down; number of experts.
+        Last parts of the names of gate, up and down, or of up and down without a gate; number of experts.
     tensors
         Number of an expert -> the rest of each stored name, in order: `gate_proj.weight`.
     """
@@ -47,6 +47,11 @@ class ExpertNames:
     count: int
     lead: str
     tensors: Mapping[int, Sequence[str]] = field(compare=False, repr=False)
+
+    @property
+    def joined(self) -> int:
+        """Number of matrices that are joined in the first weight: 2 of experts with a gate, else 1."""
+        return len(self.naming) - 1
 
     def of(self, expert: int) -> tuple[str, ...]:
         """Prefixes of one expert's matrices."""
@@ -59,13 +64,12 @@ def namings() -> tuple[Naming, ...]:
     found: dict[Naming, None] = {}
     for table in TABLES.values():
         rows = rows_of_experts(table.rows)
-        for gate, up, down in zip(*(_lasts(row.name) for row in rows), strict=True):
-            found[gate, up, down] = None
+        found |= dict.fromkeys(zip(*(_lasts(row.name) for row in rows), strict=True))
     return tuple(found)
 
 
 def rows_of_experts(rows: Sequence[Row]) -> list[Row]:
-    """Rows of a table for gate, up and down of each expert, in this order; empty without experts."""
+    """Rows of a table for gate, up and down of each expert, in this order, or up and down; or none."""
     return [row for row in rows if "{expert}" in row.name and not row.tensor]
 
 
@@ -84,16 +88,19 @@ def find_experts(weights: NameSource, prefix: str) -> ExpertNames:
     there = {naming: {n for last in naming for n in stored.get(last, ())} for naming in namings()}
     found = [naming for naming, numbers in there.items() if numbers]
     promised = _promised(weights, prefix, found or list(there))
+    found = list(dict.fromkeys(_gated_or_not(naming, stored, promised) for naming in found))
     if not found:
         _refuse_stacks(weights, prefix)
         naming = promised[1] if promised else namings()[0]
         hint = f"looked for the experts of a layer: {', '.join('|'.join(one) for one in there)}"
         raise weights.missing(f"{prefix}.0.{naming[0]}.weight", hint)
     if len(found) > 1:
-        names = [f"{prefix}.{min(there[naming])}.{naming[0]}" for naming in found[:2]]
+        first = [min(number for last in naming for number in stored.get(last, ())) for naming in found[:2]]
+        names = [f"{prefix}.{number}.{naming[0]}" for number, naming in zip(first, found, strict=False)]
         expected = f"either {' or '.join(', '.join(naming) for naming in found)}"
         raise TwoFormatsError(prefix, "experts are named in two ways", expected, " and ".join(names))
-    (naming,), last = found, max(there[found[0]])
+    (naming,) = found
+    last = max(number for name in naming for number in stored.get(name, ()))
     if promised is None:
         return ExpertNames(prefix, naming, last + 1, lead, tensors)
     count = promised[0]
@@ -120,6 +127,16 @@ def stored_tensors(weights: NameSource, prefix: str) -> tuple[str, dict[int, lis
         if found:
             return lead, found
     return "", found
+
+
+def _gated_or_not(
+    naming: Naming, stored: Mapping[str, set[int]], promised: tuple[int, Naming] | None
+) -> Naming:
+    """Naming of experts with these names of up and down: with a gate if one is stored or in the table."""
+    if promised is not None and promised[1][-2:] == naming[-2:]:
+        return promised[1]
+    gated = (other for other in namings() if other[-2:] == naming[-2:] and len(other) > 2)
+    return next((other for other in gated if other[0] in stored), naming[-2:])
 
 
 def _refuse_joined(prefix: str, stored: Mapping[str, set[int]]) -> None:

@@ -351,7 +351,7 @@ class StackedWeight(Weight):
 
 
 class Expert(NamedTuple):
-    """The matrices of one expert: gate and up as one (2 I, H), and down (H, I)."""
+    """The matrices of one expert: gate and up as one (2 I, H), or up (I, H), and down (H, I)."""
 
     gate_up: Weight
     down: Weight
@@ -366,11 +366,12 @@ class ExpertsWeight:
     Attributes
     ----------
     gate_up
-        (E, 2 I, H): of each expert its gate's outputs, then its up's, two parts of one fused layer.
+        (E, 2 I, H): of each expert its gate's outputs, then its up's, two parts of one fused layer. Of
+        experts without a gate (E, I, H): its up's, one part.
     down
         (E, H, I).
     facts
-        The activation between, and where the routing weight goes.
+        The activation between, and where the routing weight goes; None: unknown.
     local
         Which experts of the layer are here.
     gate_up_bias
@@ -397,7 +398,7 @@ class ExpertsWeight:
 
     gate_up: Stack
     down: Stack
-    facts: ExpertFacts
+    facts: ExpertFacts | None
     local: LocalExperts
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
@@ -405,16 +406,16 @@ class ExpertsWeight:
     def __post_init__(self) -> None:
         check_fields(self)
         E, H, inner = self.shape
-        gates, ups = self.gate_up.layer.parts if len(self.gate_up.layer.parts) == 2 else (0, 0)
-        name = self.gate_up.layer.name
+        parts, name = self.gate_up.layer.parts, self.gate_up.layer.name
         if (len(self.gate_up), len(self.local)) != (E, E):
             counts = f"{len(self.gate_up)} of gate and up, {len(self.local)} local"
             raise MismatchError(name, "experts of a layer", f"{E}, as of down", counts)
-        if (gates, ups, self.gate_up.layer.K) != (inner, inner, H):
+        joined = (inner, inner) if self.facts is not None or len(parts) == 2 else (inner,)
+        if (parts, self.gate_up.layer.K) != (joined, H):
             expected = f"({E}, {inner} + {inner}, {H}) = (E, I + I, H), as down is (E, H, I)"
             raise ShapeError(f"{name}: gate_up", expected, self.gate_up.shape)
         for field, bias, size in (
-            ("gate_up_bias", self.gate_up_bias, 2 * inner),
+            ("gate_up_bias", self.gate_up_bias, sum(joined)),
             ("down_bias", self.down_bias, H),
         ):
             if bias is not None and tuple(bias.shape) != (E, size):
@@ -506,8 +507,8 @@ class ExpertsWeight:
     ) -> torch.nn.Module:
         """Build a module (x, topk_ids, topk_weights) -> y, x (M, H) through the chosen experts of each token.
 
-        ArgumentError for a scheme that has no quantizer, and for one whose scale covers all tokens: a token's
-        result must not depend on other tokens. CastError for a scale that overflows or
+        ArgumentError if `facts` is None, for a scheme without a quantizer, and for one whose scale covers
+        all tokens: a token's result must not depend on other tokens. CastError for a scale that overflows or
         underflows in `dtype`.
 
         Parameters
@@ -523,6 +524,10 @@ class ExpertsWeight:
             Of the activations: scales and biases of experts in a kernel's order become of this type, as those
             of `Weight.get_linear`; None keeps them.
         """
+        if self.facts is None:
+            remedy = "the layers of each expert are `expert(index)`"
+            expected = f"the activation of {self.gate_up.layer.name or 'these experts'}; {remedy}"
+            raise ArgumentError("facts", expected, "None")
         module: torch.nn.Module = call_upward(EXPERTS_FACTORY, self, activations, maximum, dtype)
         return module
 

@@ -145,9 +145,9 @@ def _expert_sharings(weights: Weights, prefix: str, ep: int | None) -> Iterator[
         return
     for number in range(names.count):
         expert = None if ep is None else (number, names.count)
-        gate, up, down = names.of(number)
-        yield Sharing(SharedMatrix(gate, "N"), True, expert, ep or 1, prefix)
-        yield Sharing(SharedMatrix(up, "N"), False, expert, ep or 1, prefix)
+        *joined, down = names.of(number)
+        for matrix in joined:
+            yield Sharing(SharedMatrix(matrix, "N"), matrix is joined[0], expert, ep or 1, prefix)
         yield Sharing(SharedMatrix(down, "K"), False, expert, ep or 1, prefix)
 
 
