@@ -34,6 +34,7 @@ from qload.detect.gguf import (
 )
 from qload.errors import QloadError, checked
 from qload.experts import ExpertStacks
+from qload.experts.stack_layouts import StackOrders
 from qload.experts.stacked_storage import split_stacks
 from qload.lazy_torch import torch
 from qload.loader import FormatLoader, LayerDescription, WeightsLoader
@@ -102,6 +103,7 @@ class Checkpoint:
         self._collects = False
         self._storage: WeightStorage | None = None
         self._loader: FormatLoader | None = None
+        self._stack_orders: StackOrders | None = None
 
     @classmethod
     def open(
@@ -111,15 +113,18 @@ class Checkpoint:
         collect: bool = False,
         settled: bool = True,
         loader: FormatLoader | None = None,
+        stack_orders: StackOrders | None = None,
     ) -> Self:
         """Open the checkpoint at a path.
 
         `collect`: keep errors in `errors` in place of raising the first one. Rules then report contradictions
         of layers and scales that are not finite, and loads do not raise them.
         `loader`: loader of the layers; the quantization configs are not read then. None: that of the configs.
+        `stack_orders`: orders of stacked experts that a model's class knows.
         """
         checkpoint = cls(path)
         checkpoint.settled, checkpoint._collects, checkpoint._loader = settled, collect, loader
+        checkpoint._stack_orders = stack_orders
         try:
             checkpoint._open()
         except QloadError as error:
@@ -230,7 +235,7 @@ class Checkpoint:
             return
         self._storage = storage
         self.architecture = read_architecture(self.model_config)
-        self._storage = split_stacks(self._storage, self.model_config)
+        self._storage = split_stacks(self._storage, self.model_config, self._stack_orders)
         if self._collects and isinstance(self._storage, ExpertStacks) and self._storage.stacks:
             self.notes.append(self._storage.note())  # logged by the storage otherwise
         loader = self._loader or self._loader_of_configs(config, self._storage)

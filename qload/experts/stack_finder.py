@@ -19,9 +19,21 @@ from typing import Any
 
 from qload import dtypes
 from qload.architecture import Architecture, architecture_of
-from qload.architecture.architecture import INNER
 from qload.experts.declared_stacks import WEIGHT_DTYPES, codes_fields, is_weight, stored_codes
-from qload.experts.stack_layouts import BLOCKS, DOWN, FIELDS, HALVES, LAYERS, SCALES, WEIGHTS, Layout, Slot
+from qload.experts.stack_config import read_block_size, read_hidden_size
+from qload.experts.stack_layouts import (
+    BLOCKS,
+    DOWN,
+    FIELDS,
+    HALVES,
+    LAYERS,
+    SCALES,
+    WEIGHTS,
+    Layout,
+    Slot,
+    StackOrder,
+    StackOrders,
+)
 from qload.formats.unquantized import FLOATS
 from qload.spec import named
 from qload.storage import TensorInfo, WeightStorage
@@ -175,8 +187,12 @@ def find_stacks(storage: WeightStorage, config: Mapping[str, Any]) -> list[Store
     return search(storage, config).stacks
 
 
-def search(storage: WeightStorage, config: Mapping[str, Any]) -> FoundStacks:
+def search(
+    storage: WeightStorage, config: Mapping[str, Any], orders: StackOrders | None = None
+) -> FoundStacks:
     """Find the stacks of a checkpoint from its headers, with a reason for each unreadable one.
+
+    `orders`: orders of stacks that are known to a caller, before what names and shapes say.
 
     A stack is unreadable with more experts than the config states or than MAX_EXPERTS, beyond MAX_NAMES
     tensors in all, or with ambiguous axes.
@@ -185,7 +201,7 @@ def search(storage: WeightStorage, config: Mapping[str, Any]) -> FoundStacks:
     modules = _modules(storage)
     if not modules:
         return result
-    finder = _Finder(storage, config, architecture_of(config))
+    finder = _Finder(storage, config, architecture_of(config), orders)
     total, unread = 0, dict[str, str]()
     for matrices in modules.values():
         for matrix, stacks in finder.of_module(matrices):
@@ -288,30 +304,6 @@ def _declared_matrix(storage: WeightStorage, module: str, name: str, codes: str)
     return StackedMatrix(module, name, tensors, endings, infos, codes)
 
 
-def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Read (outputs, inputs) of scale blocks from the config; None if it states no valid one."""
-    section = config.get("quantization_config")
-    if not isinstance(section, dict):
-        return None
-    size = section.get("weight_block_size")
-    groups = section.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        size = size or (weights.get("block_structure") if isinstance(weights, dict) else None)
-    if not isinstance(size, list) or len(size) != 2:
-        return None
-    return (size[0], size[1]) if all(type(side) is int and side > 0 for side in size) else None
-
-
-def _hidden(config: Mapping[str, Any]) -> int | None:
-    """Read the hidden size of a model of any type; None if the config does not state it."""
-    for place in (config, *(config.get(key) for key in INNER)):
-        size = place.get("hidden_size") if isinstance(place, dict | Mapping) else None
-        if type(size) is int and size > 0:
-            return size
-    return None
-
-
 @dataclass(frozen=True)
 class _AxisOrder:
     """Order of axes deduced from shapes; `sure`: no other order fits."""
@@ -325,14 +317,15 @@ class _Finder:
     storage: WeightStorage
     config: Mapping[str, Any]
     architecture: Architecture | None
+    orders: StackOrders | None
 
     @cached_property
     def block(self) -> tuple[int, int] | None:
-        return _block(self.config)
+        return read_block_size(self.config)
 
     @cached_property
     def hidden(self) -> int | None:
-        return _hidden(self.config)
+        return read_hidden_size(self.config)
 
     @cached_property
     def scales_have_inputs(self) -> bool:
@@ -358,6 +351,10 @@ class _Finder:
                 yield matrix, self._declared_stacks(matrix)
             else:
                 yield matrix, self._stacks(matrix, orders.get(matrix.name))
+
+    def _stated(self, matrix: StackedMatrix) -> StackOrder | None:
+        """Order of a matrix by the caller."""
+        return None if self.orders is None else self.orders(matrix.tensors[matrix.weight or ""])
 
     def _known(self, matrix: StackedMatrix) -> bool:
         """Return whether the model type's table has experts in this module."""
@@ -444,6 +441,9 @@ class _Finder:
         """Order of gate and up in one tensor: "halves" or "turns" (interleaved); None if unknown."""
         if len(matrix.layers) == 1:
             return None if matrix.in_blocks and not self._known(matrix) else "halves"
+        stated = self._stated(matrix)
+        if stated is not None:
+            return "turns" if stated.interleaved else "halves"
         if matrix.name in HALVES:
             return "halves"
         if self._known(matrix):
@@ -554,6 +554,9 @@ class _Finder:
         for matrix in matrices:
             by_scales = self._by_scales(matrix)
             sizes = self._by_sizes(matrix)
+            stated = self._stated(matrix)
+            if sizes is None and stated is not None:
+                sizes = stated.inputs_first
             if by_scales is not None and by_scales.sure:
                 orders[matrix.name] = by_scales.inputs_first
             elif sizes is not None:

@@ -23,7 +23,7 @@ Source: the files of transformers 5.23.0, modelopt 0.47.0, compressed-tensors 0.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -40,6 +40,25 @@ WINDOW_BYTES = 8 << 20  # of whole rows, read at once for some of their columns
 
 Bounds = tuple[tuple[int, int], ...]
 Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class StackOrder:
+    """Order of a stored stack, as a model's class has it.
+
+    Attributes
+    ----------
+    interleaved
+        Whether outputs of gate and up alternate.
+    inputs_first
+        Whether the axes are (E, K, N); None: unknown.
+    """
+
+    interleaved: bool
+    inputs_first: bool | None
+
+
+StackOrders = Callable[[str], StackOrder | None]  # name of a stored stack -> its order; None: unknown
 
 
 @dataclass(frozen=True, slots=True)

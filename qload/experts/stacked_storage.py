@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from qload.errors import TwoFormatsError, checked
 from qload.experts.stack_finder import StoredStack, search
-from qload.experts.stack_layouts import WINDOW_BYTES, Bounds, Slices, Slot, widened
+from qload.experts.stack_layouts import WINDOW_BYTES, Bounds, Slices, Slot, StackOrders, widened
 from qload.lazy_torch import Tensor, torch
 from qload.storage import TensorInfo, WeightStorage
 from qload.storage.protocol import (
@@ -73,9 +73,14 @@ def with_experts(storage: WeightStorage, config: Mapping[str, Any]) -> WeightSto
     return split_stacks(storage, config)
 
 
-def split_stacks(storage: WeightStorage, config: Mapping[str, Any]) -> WeightStorage:
-    """Return a storage with tensors of each expert; `with_experts` without its check of arguments."""
-    result = search(storage, config)
+def split_stacks(
+    storage: WeightStorage, config: Mapping[str, Any], orders: StackOrders | None = None
+) -> WeightStorage:
+    """Return a storage with tensors of each expert; `with_experts` without its check of arguments.
+
+    `orders`: as in `search`.
+    """
+    result = search(storage, config, orders)
     if not result.stacks and not result.unread:
         return storage
     return ExpertStacks(storage, result.stacks, result.unread)
