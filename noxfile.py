@@ -214,9 +214,10 @@ def transformers(session: nox.Session) -> None:
     """Run models of transformers on qload, and compare tables, routing and experts, at one version."""
     keep_bytecode(session)
     install(session, "test", "transformers")
-    modules = ("tables", "routing", "experts", "images", "generation", "logits", "published_names")
+    modules = ("tables", "routing", "experts", "types", "images", "generation", "logits", "published_names")
     types = (f"tests/transformers/{name}.py" for name in modules)
-    quick = ("others", "settings", "adapters", "sharing", "mistakes", "files")  # in unit too
+    # in unit too
+    quick = ("others", "settings", "adapters", "sharing", "mistakes", "files", "classes", "saving")
     names = ("whole", *(f"test_{name}" for name in quick), "page")
     engine = (f"tests/engines/transformers/{name}.py" for name in names)
     session.run("pytest", *types, *engine, "-n", "2", *session.posargs)

@@ -16,14 +16,14 @@ FAULTS = (
     of(
         "engine-bias-lost",
         "placeholder_layers",
-        "self.linear(x) if bias is None else self.linear(x, bias)",
-        "self.linear(x)",
+        "linear(x) if bias is None else linear(x, bias)",
+        "linear(x)",
     ),
     of(
         "engine-bias-twice",
         "placeholder_layers",
-        "else self.linear(x, bias)",
-        "else self.linear(x, bias) + bias",
+        "else linear(x, bias)",
+        "else linear(x, bias) + bias",
     ),
     of(
         "engine-every-rank-the-first",
@@ -31,7 +31,7 @@ FAULTS = (
         'group = model._mesh_manager.get_mesh("tp").get_group()',
         "group = Rank(0, self._plan.ranks)",
     ),
-    of("engine-rows-for-columns", "quantizer", 'return Load(prefix, "K")', "return Load(prefix)"),
+    of("engine-rows-for-columns", "quantizer", 'return Load(prefixes, "K")', "return Load(prefixes)"),
     of(
         "engine-whole-experts-on-every-rank",
         "quantizer",
@@ -53,8 +53,8 @@ FAULTS = (
     of(
         "engine-routing-weights-lost",
         "placeholder_layers",
-        "self.linear(x, topk_ids, topk_weights.to(x.dtype))",
-        "self.linear(x, topk_ids, topk_weights.to(x.dtype) * 0 + 1)",
+        "self.filled()(x, topk_ids, topk_weights.to(x.dtype))",
+        "self.filled()(x, topk_ids, topk_weights.to(x.dtype) * 0 + 1)",
     ),
     of(
         "engine-experts-of-tokens",
@@ -78,13 +78,13 @@ FAULTS = (
     of(
         "engine-experts-uncounted",
         "quantizer",
-        "count += module.count",
+        "count += module.numel",
         "count += 0",
     ),
     of(
         "engine-all-unexpected-silenced",
         "checkpoint",
-        "if is_own or name.startswith(leads):",
+        "if is_own or name in stacks or name.startswith(leads):",
         "if is_own or prefix or name.startswith(leads):",
     ),
     of(

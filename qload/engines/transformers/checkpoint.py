@@ -7,6 +7,7 @@ the model's config; further files are appended to its list of files.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from os import PathLike, path
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from qload.checkpoint import Checkpoint, LayerIndex, account, target_of_dtype
 from qload.detect import KernelTarget, for_target
 from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.layer_names import LayerMap
+from qload.engines.transformers.saving import LoadedCheckpoint
 from qload.errors import ArgumentError, StorageError
 from qload.errors.exceptions import list_names
+from qload.experts.stack_layouts import StackOrders
 from qload.experts.stacked_storage import ExpertStacks
 from qload.formats.unquantized import FLOATS
 from qload.loader import WeightsLoader
@@ -118,15 +121,24 @@ class CheckpointReader:
         Options of the load.
     dtype
         Of the activations and of plain floats.
+    stack_orders
+        Orders of stacked experts by the model's class; None: by names and shapes alone.
     """
 
-    def __init__(self, files: Sequence[str], config: QloadConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        files: Sequence[str],
+        config: QloadConfig,
+        dtype: torch.dtype,
+        stack_orders: StackOrders | None = None,
+    ) -> None:
         folders = {str(Path(file).parent) for file in files}
         if len(folders) != 1 or not all(file.endswith(".safetensors") for file in files):
             got = ", ".join(files) or "no file"
             raise ArgumentError("checkpoint", "safetensors files in one folder", got)
         place = files[0] if len(files) == 1 else folders.pop()
-        self._checkpoint = Checkpoint.open(place)
+        self._place = place
+        self._checkpoint = Checkpoint.open(place, stack_orders=stack_orders)
         self._nonfinite = config.nonfinite
         self.dtype: torch.dtype = dtype
         try:
@@ -171,6 +183,14 @@ class CheckpointReader:
         stored = storage.storage if isinstance(storage, ExpertStacks) else storage
         return {name: stored.info(name) for name in stored.keys()}  # noqa: SIM118, a storage is not a dict
 
+    @cached_property
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """Prefix of the experts of a layer -> names of their stored stacks."""
+        storage, sources = self._checkpoint.storage, dict[str, list[str]]()
+        for stack in storage.stacks if isinstance(storage, ExpertStacks) else ():
+            sources.setdefault(stack.lead, []).append(stack.source)
+        return sources
+
     def is_quantized(self, prefix: str) -> bool:
         """Return whether the layer is stored quantized."""
         weights, weight = self.groups.weights, named(prefix, "weight")
@@ -197,13 +217,19 @@ class CheckpointReader:
 
     def layer_tensor_names(self, layers: LayerMap) -> Iterator[str]:
         """Yield the stored names of the tensors of these layers, except biases of linear layers."""
-        linears = {*layers.linears.values()}
-        leads = tuple(f"{prefix}." for prefix in layers.experts.values())
+        prefixes = layers.layer_prefixes
+        stacks = {source for prefix in layers.experts.values() for source in self.stacks.get(prefix, ())}
+        leads = tuple(f"{prefix}." for prefix in layers.experts.values() if prefix not in self.stacks)
         for name in self.infos():
             prefix = self.groups.prefixes.get(name)
-            is_own = prefix in linears and name != named(prefix or "", "bias")
-            if is_own or name.startswith(leads):
+            is_own = prefix in prefixes and name != named(prefix or "", "bias")
+            if is_own or name in stacks or name.startswith(leads):
                 yield name
+
+    def loaded(self, layers: LayerMap) -> LoadedCheckpoint:
+        """Describe the files for a save of the model, whose quantized layers are these."""
+        quantized = frozenset(self.layer_tensor_names(layers))
+        return LoadedCheckpoint(str(Path(self._place).absolute()), dict(self.infos()), quantized)
 
     def close(self) -> None:
         """Close the files."""

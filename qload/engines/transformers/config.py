@@ -41,8 +41,8 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
     nonfinite
         Handling of scales that are NaN or infinite, as in `open_checkpoint`.
     facts
-        Computation inside the experts, for a model whose config and class leave it open; ArgumentError if
-        they contradict it. None: as they say.
+        Computation inside the experts, for kernels of experts whose class has a gate of its own;
+        ArgumentError if config or class contradict it. None: as they say, or by the class itself.
     make, make_experts
         Factories of the modules of layers, as in `qload.models.load_model`. None: `get_linear` of either.
     checkpoint

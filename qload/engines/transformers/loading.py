@@ -48,12 +48,25 @@ CONFIG_OPTIONS = (  # options of `from_pretrained` that apply to the config too
 # Functions and attributes of transformers that qload calls or overrides, public or not, by module.
 HOOKS: Mapping[str, tuple[str, ...]] = {
     "transformers": ("AutoConfig",),
+    "transformers.activations": ("ACT2FN",),
     "transformers.conversion_mapping": ("get_model_conversion_mapping",),
-    "transformers.core_model_loading": ("WeightConverter", "WeightRenaming", "rename_source_key"),
+    "transformers.core_model_loading": (
+        "Concatenate",
+        "Interleave",
+        "MergeModulelist",
+        "WeightConverter",
+        "WeightRenaming",
+        "rename_source_key",
+        "revert_weight_conversion",
+    ),
     "transformers.distributed.configuration_utils": ("DistributedConfig",),
     "transformers.distributed.parallel_utils": ("_get_parameter_plan",),
     "transformers.integrations.moe": ("ALL_EXPERTS_FUNCTIONS", "_default_apply_gate"),
-    "transformers.modeling_utils": ("PreTrainedModel.num_parameters",),
+    "transformers.modeling_utils": (
+        "PreTrainedModel.num_parameters",
+        "PreTrainedModel.save_pretrained",
+        "remove_tied_weights_from_state_dict",
+    ),
     "transformers.quantizers.auto": ("AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"),
     "transformers.quantizers.base": (
         "HfQuantizer._process_model_after_weight_loading",

@@ -21,6 +21,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.activations import ACT2FN
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 from qload.architecture import Architecture
@@ -30,7 +31,10 @@ from qload.experts.activation import ACTIVATIONS, facts_of
 
 EXPERTS_IMPLEMENTATION = "qload"
 STACKS = ("gate_up_proj", "down_proj")
-EXPERT_PARAMETERS = (*STACKS, "gate_up_proj_bias", "down_proj_bias")
+UNGATED_STACKS = ("up_proj", "down_proj")
+BIASES = ("gate_up_proj_bias", "down_proj_bias")
+EXPERT_PARAMETERS = (*STACKS, *BIASES)
+ACTIVATION_CLASSES = {type(ACT2FN[name]): activation for name, activation in ACTIVATIONS.items()}
 DENSE_CLASSES = ("Llama4TextExperts",)  # called with the rows of all tokens for every expert
 LORA_INITS = (True, False, "gaussian", "orthogonal", "eva")  # peft's initial values that read no weight
 ALL_LINEAR = "all-linear"  # peft's own linear classes
@@ -46,6 +50,7 @@ class PlaceholderLayer(nn.Module):
     """
 
     dtype: torch.dtype
+    is_tied = False  # whether another placeholder has the same weight
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -53,6 +58,17 @@ class PlaceholderLayer(nn.Module):
         self.linear: nn.Module | None = None
         self.stored: nn.Parameter | None
         self.register_parameter("stored", None)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the whole layer."""
+        raise NotImplementedError
+
+    def filled(self) -> Any:
+        """Return the module that computes outputs; ArgumentError before the placeholder is filled."""
+        if self.linear is None:
+            raise ArgumentError("layer", "a loaded layer", "an empty placeholder")
+        return self.linear
 
     def reserve(self, nbytes: int) -> None:
         """Count as `nbytes` bytes while transformers computes a device map."""
@@ -117,6 +133,11 @@ class LinearSlot(PlaceholderLayer):
         self.register_parameter("bias", bias)
 
     @property
+    def numel(self) -> int:
+        """Number of elements of the weight."""
+        return self.out_features * self.in_features
+
+    @property
     def weight(self) -> Tensor:
         """Weight (N, K) of NaN, with the dtype, shape and device of the layer.
 
@@ -131,12 +152,11 @@ class LinearSlot(PlaceholderLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x (..., K) -> (..., N), with bias; ArgumentError before the placeholder is filled."""
-        if self.linear is None:
-            raise ArgumentError("layer", "a loaded layer", "an empty placeholder")
+        linear = self.filled()
         bias = (
             self.bias
         )  # read at each call: transformers hides it from a share of inputs, and adds it to the sum
-        y: Tensor = self.linear(x) if bias is None else self.linear(x, bias)
+        y: Tensor = linear(x) if bias is None else linear(x, bias)
         return y
 
     def extra_repr(self) -> str:
@@ -163,22 +183,30 @@ class TypedExperts(PlaceholderLayer):
         self.shape: tuple[int, int, int] = shape
         self.count: int = count
 
+    @property
+    def numel(self) -> int:
+        """Number of elements of the matrices and biases."""
+        return self.count
+
     def fill(self, linear: nn.Module) -> None:
         """Compute outputs by `linear`: a module (x, topk_ids, topk_weights) -> y of this rank's share."""
         self.linear = linear
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Apply experts `topk_ids` (T, k) to x (T, H), each times its `topk_weights`: (T, H)."""
-        if self.linear is None:
-            raise ArgumentError("experts", "loaded experts", "an empty placeholder")
-        y: Tensor = self.linear(x, topk_ids, topk_weights.to(x.dtype))
+        y: Tensor = self.filled()(x, topk_ids, topk_weights.to(x.dtype))
         return y
 
 
-def has_stacked_experts(module: nn.Module) -> bool:
-    """Return whether a module of transformers stores the experts of a layer in two stacks of three axes."""
-    stacks = [module._parameters.get(name) for name in STACKS]
-    return all(stack is not None and stack.ndim == 3 for stack in stacks)
+def expert_stacks(module: nn.Module) -> tuple[str, str] | None:
+    """Return the parameters of a module that are stacks of an expert's first matrix and of down; or None."""
+    if "gate_proj" in module._parameters:
+        return None
+    for names in (STACKS, UNGATED_STACKS):
+        stacks = [module._parameters.get(name) for name in names]
+        if all(stack is not None and stack.ndim == 3 for stack in stacks):
+            return names
+    return None
 
 
 def replace_experts(name: str, module: nn.Module) -> TypedExperts:
@@ -186,7 +214,7 @@ def replace_experts(name: str, module: nn.Module) -> TypedExperts:
 
     UnsupportedFormatError for a module that calls its experts in an unknown way.
     """
-    is_dispatched = hasattr(module, "_apply_gate") and hasattr(module, "config")
+    is_dispatched = is_dispatched_by_config(module)
     if not is_dispatched and type(module).__name__ not in DENSE_CLASSES:
         why = f"{type(module).__name__} does not call its experts through ALL_EXPERTS_FUNCTIONS"
         raise UnsupportedFormatError(name, why)
@@ -207,43 +235,64 @@ def replace_experts(name: str, module: nn.Module) -> TypedExperts:
 
 def expert_sizes(module: nn.Module) -> tuple[int, int, int]:
     """Return (E, H, I) of a module of experts, whose matrices have their outputs first or last."""
+    E, *sizes = module.get_parameter(STACKS[-1]).shape
+    H, inner = reversed(sizes) if has_inputs_first(module) else sizes
+    return E, H, inner
+
+
+def has_inputs_first(module: nn.Module) -> bool:
+    """Return whether the stacks of a module are (E, K, N): as its class says, else by their shapes."""
+    stated = getattr(module, "is_transposed", None)
+    if isinstance(stated, bool) or "gate_up_proj" not in module._parameters:
+        return bool(stated)
     gate_up, down = (module.get_parameter(stack) for stack in STACKS)
-    E, H, inner = down.shape
-    return (E, H, inner) if gate_up.shape[1:] == (2 * inner, H) else (E, inner, H)
+    return gate_up.shape[1:] != (2 * down.shape[2], down.shape[1])
+
+
+def is_dispatched_by_config(module: nn.Module) -> bool:
+    """Return whether a module calls its experts by the function that its config names."""
+    return hasattr(module, "_apply_gate") and hasattr(module, "config")
 
 
 def resolve_facts(
     name: str, module: nn.Module, architecture: Architecture | None, given: ExpertFacts | None
-) -> ExpertFacts:
+) -> ExpertFacts | None:
     """Return the computation inside the experts `name`, by `module` or the config, else as `given`.
 
-    ArgumentError, which names the argument `facts`, if it is unknown or contradicted.
+    None: it is that of the class. ArgumentError, which names the argument `facts`, if `given` contradicts.
     """
-    gate = f"{type(module).__name__}._apply_gate"
-    try:
-        facts = _module_facts(module) or facts_of(architecture)
-    except ArgumentError as error:
-        if given is None:
-            expected = f"{error.expected}, as an argument of load or QloadConfig"
-            got = f"{error.got}; {name} calls {gate}, an unknown gate"
-            raise ArgumentError("facts", expected, got) from None
-        if _has_gate_only(module) and not _computes(module, given.activation):
-            raise ArgumentError("facts", f"the activation of {gate} in {name}", str(given)) from None
-        return given
-    if given is not None and given != facts:
+    facts = _module_facts(module) or _config_facts(module, architecture)
+    if given is None or given == facts:
+        return facts
+    if facts is not None:
         raise ArgumentError("facts", f"None, or the facts of {name}: {facts}", str(given))
-    return facts
+    gate = f"{type(module).__name__}._apply_gate"
+    if not _has_gate_only(module) or not _computes(module, given.activation):
+        raise ArgumentError("facts", f"the activation of {gate} in {name}", str(given))
+    return given
 
 
 def _module_facts(module: nn.Module) -> ExpertFacts | None:
-    """Computation inside the experts of a module, by its config; None for a class with a gate of its own."""
+    """Computation inside the experts of a module, by its class; None for a class with a gate of its own."""
     is_default = getattr(type(module), "_apply_gate", None) is _default_apply_gate
-    activation = ACTIVATIONS.get(getattr(getattr(module, "config", None), "hidden_act", ""))
-    if activation is None and getattr(module, "act_fn", None) is functional.silu:  # not named by a config
-        activation = ACTIVATIONS["silu"]
+    function = getattr(module, "act_fn", None)
+    is_silu = function is functional.silu
+    activation = ACTIVATIONS["silu"] if is_silu else ACTIVATION_CLASSES.get(type(function))
     if activation is None or not is_default or not _has_gate_only(module):
         return None
     return ExpertFacts(activation)
+
+
+def _config_facts(module: nn.Module, architecture: Architecture | None) -> ExpertFacts | None:
+    """Computation inside the experts by the config; None if it is unknown, or the class computes another."""
+    try:
+        facts = facts_of(architecture)
+    except ArgumentError:
+        return None
+    if type(module).__name__ in DENSE_CLASSES:
+        return facts
+    is_dispatched = is_dispatched_by_config(module) and _has_gate_only(module)
+    return facts if is_dispatched and _computes(module, facts.activation) else None
 
 
 def _has_gate_only(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.distributed.parallel_utils import _get_parameter_plan
 from transformers.modeling_utils import PreTrainedModel
 from transformers.quantizers.base import HfQuantizer
@@ -28,19 +28,32 @@ from qload.engines.transformers.checkpoint import (
 )
 from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.layer_names import LayerMap, ModelNames, map_layers, name_patterns
+from qload.engines.transformers.operands import (
+    ClassExperts,
+    EmbeddingRows,
+    replace_matrix,
+    replace_stacks,
+    replace_table,
+)
 from qload.engines.transformers.placeholder_layers import (
+    BIASES,
     LinearSlot,
     PlaceholderLayer,
-    TypedExperts,
+    expert_stacks,
+    is_dispatched_by_config,
     refuse_casts,
     replace_experts,
     resolve_facts,
 )
-from qload.errors import ArgumentError, ShapeError, UnreadTensorsError
+from qload.engines.transformers.saving import save_model
+from qload.errors import ArgumentError, ShapeError, UnreadTensorsError, UnsupportedFormatError
 from qload.errors.exceptions import list_names
 from qload.experts import ExpertFacts, ExpertSplit
-from qload.experts.load import plan_experts
+from qload.experts.load import load_experts, plan_experts
 from qload.formats.unquantized import FLOATS
+from qload.kernels.declared import Maximum
+from qload.kernels.embedding import QuantizedRows
+from qload.kernels.experts_function import check_inputs
 from qload.methods.checkpoint_linear import maximum_for
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.quantize import QuantizingLoader
@@ -165,19 +178,19 @@ class TensorParallelPlan:
             if size > 1:
                 raise ArgumentError(name, f"1: {reason}", str(size))
 
-    def load(self, name: str, prefix: str) -> Load:
-        """Return the load of the layer `prefix` for the module `name` of the model."""
+    def load(self, name: str, prefixes: tuple[str, ...]) -> Load:
+        """Return the load of the layers `prefixes`, joined, for the module `name` of the model."""
         style = _get_parameter_plan(name, self._styles, is_weight=False)
         if style in COLUMN_STYLES:
-            return Load(prefix, "N")
+            return Load(prefixes, "N")
         if style in ROW_STYLES:
-            return Load(prefix, "K")
+            return Load(prefixes, "K")
         if style == FUSED_STYLE:
-            return Load(prefix, "N", block_sizes=2)
+            return Load(prefixes, "N", block_sizes=2 if len(prefixes) == 1 else None)
         if style not in REPLICATED_STYLES:
             known = (*COLUMN_STYLES, *ROW_STYLES, FUSED_STYLE, *REPLICATED_STYLES)
             raise ArgumentError(f"tp_plan: {name}", f"one of {', '.join(filter(None, known))}", str(style))
-        return Load(prefix)
+        return Load(prefixes)
 
     def split(self, name: str) -> ExpertSplit | None:
         """Return the split of the experts in the module `name` of the model."""
@@ -193,8 +206,13 @@ class TensorParallelPlan:
         """
         if self.ranks == 1 or isinstance(weights.loader, QuantizingLoader):
             return
-        for name, prefix in layers.linears.items():
-            load = self.load(name, prefix)
+        for name in (*layers.embeddings, *layers.matrices):
+            style = _get_parameter_plan(name, self._styles, is_weight=name in layers.matrices)
+            if style not in REPLICATED_STYLES:
+                expected = "no style: every rank has the whole of this quantized matrix"
+                raise ArgumentError(f"tp_plan: {name}", expected, str(style))
+        for name, prefixes in layers.linears.items():
+            load = self.load(name, prefixes)
             weights.loader.plan(weights, parts_of(weights, weights.loader, load), load.split)
         for name, prefix in layers.experts.items():
             plan_experts(weights, prefix, self.split(name))
@@ -221,7 +239,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         self._reader: CheckpointReader | None = None
         self._layers = LayerMap()
         self._plan: TensorParallelPlan | None = None
-        self._facts: dict[str, ExpertFacts] = {}
+        self._facts: dict[str, ExpertFacts | None] = {}
         self._placeholders: list[PlaceholderLayer] = []
 
     def update_attn_implementation(self, config: Any) -> Any:
@@ -256,19 +274,25 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         else:
             add_files(checkpoint_files, self._files)
             model.config.__dict__.pop(FILE_NAME_KEY, None)
-        self._reader = CheckpointReader(checkpoint_files, self.config, self.dtype)
+        names = ModelNames(model)
+        self._reader = CheckpointReader(checkpoint_files, self.config, self.dtype, names.stack_order)
         try:
-            self._prepare(model, self._reader, device_map)
+            self._prepare(model, names, self._reader, device_map)
         except BaseException:
             self._reader.close()
             raise
 
-    def _prepare(self, model: Any, reader: CheckpointReader, device_map: Any) -> None:
+    def _prepare(self, model: Any, names: ModelNames, reader: CheckpointReader, device_map: Any) -> None:
         reader.check_all_read()
-        names, self._plan = ModelNames(model), TensorParallelPlan(model)
+        self._plan = TensorParallelPlan(model)
         refuse_adapters(name for name in reader.groups.names if not is_adapter(name) or not names.of(name))
         tied = {key.removesuffix(".weight") for key in model.all_tied_weights_keys}
-        layers = map_layers(model, names, reader.groups.found, reader.is_quantized, reader.will_be_quantized)
+        found, stacks = reader.groups.found, reader.stacks
+        layers = map_layers(model, names, found, stacks, reader.is_quantized, reader.will_be_quantized)
+        for head, table in model.all_tied_weights_keys.items():
+            embedding = layers.embeddings.get(table.removesuffix(".weight"))
+            if embedding is not None:
+                layers.linears.setdefault(head.removesuffix(".weight"), (embedding,))
         if self.config.quantizer is not None:
             check_any_plain(reader, layers)
             linears = {name: prefix for name, prefix in layers.linears.items() if name not in tied}
@@ -277,7 +301,10 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         self._layers = layers
         known, given = reader.groups.weights.architecture, self.config.facts
         for name in layers.experts:
-            self._facts[name] = resolve_facts(name, model.get_submodule(name), known, given)
+            module = model.get_submodule(name)
+            facts = self._facts[name] = resolve_facts(name, module, known, given)
+            if facts is None and self._plan.ranks > 1 and self._plan.split(name) is not None:
+                check_sums(name, module)
         self._plan.check(reader.weights("cpu", Rank(0, self._plan.ranks), as_stored=True), layers)
         if layers.unplaced:
             model_name, text = type(model).__name__, list_names(layers.unplaced, MAX_LISTED_NAMES)
@@ -291,22 +318,38 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _replace(self, model: Any, reader: CheckpointReader, reserving: bool) -> None:
         """Replace layers by placeholders, which count as their bytes while a device map is computed."""
-        for name, prefix in self._layers.linears.items():
+        tables = {*self._layers.embeddings.values()}
+        for name, prefixes in self._layers.linears.items():
             module = model.get_submodule(name)
             is_conv = hasattr(module, "nf")  # transformers' Conv1D
             K, N = (module.nx, module.nf) if is_conv else (module.in_features, module.out_features)
             bias = module.bias
-            if bias is None and reader.groups.weights.has_tensor(named(prefix, "bias")):
+            if bias is None and reader.groups.weights.has_tensor(named(prefixes[0], "bias")):
                 bias = nn.Parameter(torch.empty(N, dtype=self.dtype, device="meta"), requires_grad=False)
             slot = LinearSlot(K, N, bias, self.dtype)
+            slot.is_tied = not tables.isdisjoint(prefixes)
             model.set_submodule(name, slot)
             model.all_tied_weights_keys.pop(f"{name}.weight", None)  # the checkpoint stores an untied head
             if reserving:
-                slot.reserve(reader.nbytes(prefix))
+                slot.reserve(sum(map(reader.nbytes, prefixes)))
         for name, prefix in self._layers.experts.items():
-            typed = replace_experts(name, model.get_submodule(name))
+            module = model.get_submodule(name)
+            typed: PlaceholderLayer = (
+                replace_stacks(module, class_stacks(name, module))
+                if self._facts[name] is None
+                else replace_experts(name, module)
+            )
             if reserving:
                 typed.reserve(reader.nbytes(prefix))
+        for name, prefix in self._layers.embeddings.items():
+            rows = replace_table(model.get_submodule(name), self.dtype)
+            if reserving:
+                rows.reserve(reader.nbytes(prefix))
+        for name, prefix in self._layers.matrices.items():
+            owner, _, parameter = name.rpartition(".")
+            matrix = replace_matrix(model.get_submodule(owner), parameter, self.dtype)
+            if reserving:
+                matrix.reserve(reader.nbytes(prefix))
 
     def validate_environment(self, *arguments: Any, device_map: Any = None, **options: Any) -> None:
         """Store the device map; called before there is a model, and again once the map is computed."""
@@ -318,22 +361,24 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
             self.device_map = device_map
             for placeholder in self._placeholders:
                 placeholder.release()
-            check_device_map(device_map, [*self._layers.linears, *self._layers.experts])
+            check_device_map(device_map, self._layers.names)
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> None:
         """Fill the placeholders, on the devices of the device map."""
         assert self._reader is not None
         assert self._plan is not None
-        names = [*self._layers.linears, *self._layers.experts]
         try:
             group: ProcessGroup = ALONE
             if self._plan.ranks > 1:
                 group = model._mesh_manager.get_mesh("tp").get_group()
-            self._fill(model, self._reader, group, layer_devices(model, self.device_map, names))
+            loaded = self._reader.loaded(self._layers)
+            self._fill(model, self._reader, group, layer_devices(model, self.device_map, self._layers.names))
         finally:
             self._reader.close()
             self._reader = None
         model.num_parameters = partial(num_parameters, model)
+        if self._is_saved_by_copy:
+            model.save_pretrained = partial(save_model, model, loaded)
         refuse_casts(model, self.dtype)
 
     def _fill(
@@ -345,7 +390,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
     ) -> None:
         """Load every layer to its device, for this rank of a `group`; `places`: by names of placeholders."""
         assert self._plan is not None
-        plan, activations = self._plan, self.config.activations
+        plan = self._plan
         for device in dict.fromkeys(place.device for place in places.values()):
             weights = reader.weights(device, group)
             names = {name for name, place in places.items() if place.device == device}
@@ -355,27 +400,58 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
                 check_shape(
                     weight.layer.name or name, weight.layer.whole, (slot.out_features, slot.in_features)
                 )
-                maximum = maximum_for(weight.layer, group)
-                if self.config.make is None:
-                    linear = weight.get_linear(activations=activations, maximum=maximum, dtype=self.dtype)
-                else:
-                    linear = self.config.make(weight, slot.bias, maximum)
+                bias = None if self.config.make is None else slot.bias
+                linear = self._make_linear(weight, bias, maximum_for(weight.layer, group))
+                if bias is not None:
                     slot.bias = None
                 slot.fill(linear, device)
                 offload_if_mapped(linear, places[name])
             for name in self._layers.experts.keys() & names:
-                typed: Any = model.get_submodule(name).typed_experts
-                prefix, split = self._layers.experts[name], plan.split(name)
-                experts = weights.get_experts(prefix, split=split, facts=self._facts[name])
-                down = experts.down.layer
-                check_shape(prefix, (experts.shape[0], *down.whole), typed.shape)
-                maximum = maximum_for(down, group) if split == "tensor" else None
-                if self.config.make_experts is None:
-                    linear = experts.get_linear(activations=activations, maximum=maximum)
-                else:
-                    linear = self.config.make_experts(experts, maximum)
-                typed.fill(linear)
-                offload_if_mapped(linear, places[name])
+                self._fill_experts(name, model.get_submodule(name).typed_experts, weights, places[name])
+            for name in self._layers.embeddings.keys() & names:
+                table: Any = model.get_submodule(name).quantized_rows
+                stored = reader.weights(device, ALONE, as_stored=True)
+                rows = QuantizedRows(stored.get_weights(self._layers.embeddings[name]))
+                check_shape(name, rows.typed.layer.whole, table.shape)
+                table.fill(rows)
+                offload_if_mapped(rows, places[name])
+            for name, prefix in self._layers.matrices.items():
+                owner, _, parameter = name.rpartition(".")
+                if owner in names:
+                    matrix: Any = getattr(model.get_submodule(owner), f"quantized_{parameter}")
+                    weight = reader.weights(device, ALONE).get_weights(prefix)
+                    check_shape(name, weight.layer.whole, matrix.shape)
+                    linear = self._make_linear(weight, None, None)
+                    matrix.fill(linear)
+                    offload_if_mapped(linear, places[owner])
+
+    def _fill_experts(self, name: str, typed: Any, weights: Weights, place: LayerDevice) -> None:
+        """Load the experts of the module `name` into its placeholder."""
+        assert self._plan is not None
+        prefix, split, facts = self._layers.experts[name], self._plan.split(name), self._facts[name]
+        experts = load_experts(weights, prefix, split, None, facts, computed=False)
+        down, activations = experts.down.layer, self.config.activations
+        check_shape(prefix, (experts.shape[0], *down.whole), typed.shape)
+        maximum = maximum_for(down, weights.process_group) if split == "tensor" else None
+        if isinstance(typed, ClassExperts):
+            check_shape(prefix, experts.gate_up.layer.whole, typed.first_shape)
+            check_inputs(experts, activations, maximum)
+            typed.fill(experts, self._make_linear, maximum)
+            for layer in typed.linears():
+                offload_if_mapped(layer, place)
+            return
+        if self.config.make_experts is None:
+            linear = experts.get_linear(activations=activations, maximum=maximum)
+        else:
+            linear = self.config.make_experts(experts, maximum)
+        typed.fill(linear)
+        offload_if_mapped(linear, place)
+
+    def _make_linear(self, weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
+        """Make the module of a layer; without a factory in the config it has no `bias`."""
+        if self.config.make is not None:
+            return self.config.make(weight, bias, maximum)
+        return weight.get_linear(activations=self.config.activations, maximum=maximum, dtype=self.dtype)
 
     def _load_linears(
         self, weights: Weights, plan: TensorParallelPlan, names: set[str]
@@ -390,10 +466,17 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         for load, name in loads.items():
             yield name, weights.loader.load(weights, parts_of(weights, weights.loader, load), load.split)
 
+    @property
+    def _is_saved_by_copy(self) -> bool:
+        """True if the load has neither quantized nor shared a layer."""
+        return self.config.quantizer is None and self._plan is not None and self._plan.ranks == 1
+
     def is_serializable(self) -> bool:
-        """Return False: weights may be repacked for a kernel, or be a rank's share."""
+        """Return whether `save_model` writes the model: all its quantized tensors are in the checkpoint."""
+        if self._is_saved_by_copy:
+            return True
         log.warning(
-            "save_pretrained is refused: weights are in the order of a kernel, or a rank's share; the "
+            "save_pretrained is refused: weights were quantized by the load, or are a rank's share; the "
             "checkpoint that they were loaded from is the one to keep"
         )
         return False
@@ -427,18 +510,34 @@ def num_parameters(model: Any, only_trainable: bool = False, exclude_embeddings:
     if only_trainable:
         return count
     for module in model.modules():
-        if isinstance(module, LinearSlot):
-            count += module.out_features * module.in_features
-        elif isinstance(module, TypedExperts):
-            count += module.count
+        is_counted = isinstance(module, PlaceholderLayer) and not module.is_tied
+        if is_counted and not (exclude_embeddings and isinstance(module, EmbeddingRows)):
+            count += module.numel
     return count
+
+
+def check_sums(name: str, module: nn.Module) -> None:
+    """Raise ArgumentError if outputs of experts that their class computes are no sums over the ranks."""
+    is_sum = is_dispatched_by_config(module) and not getattr(module, "has_post_expert_norm", True)
+    if not is_sum:
+        expected = f"no split: {type(module).__name__} computes more than a sum over the ranks"
+        raise ArgumentError(f"tp_plan: {name}", expected, EXPERTS_STYLE)
+
+
+def class_stacks(name: str, module: nn.Module) -> tuple[str, str]:
+    """Return the stacks of experts that their class computes; UnsupportedFormatError for biased ones."""
+    stacks = expert_stacks(module)
+    assert stacks is not None
+    if any(module._parameters.get(bias) is not None for bias in BIASES):
+        raise UnsupportedFormatError(name, f"the gate of {type(module).__name__}, with biases, is unknown")
+    return stacks
 
 
 def check_any_plain(reader: CheckpointReader, layers: LayerMap) -> None:
     """Raise ArgumentError if the load would quantize no layer."""
     leads = tuple(f"{prefix}." for prefix in layers.experts.values())
     experts = (prefix for prefix in reader.groups.found if prefix.startswith(leads))
-    prefixes = [*layers.linears.values(), *experts]
+    prefixes = [*layers.layer_prefixes, *experts]
     if not any(map(reader.will_be_quantized, prefixes)):
         stored = sum(map(reader.is_quantized, prefixes))
         expected = "a checkpoint and a policy with plain layers to quantize"

@@ -119,6 +119,11 @@ class ComparedLayer(nn.Module, ABC):
         super().__init__()
         self.meaning, self.name, self.kernel, self.state = meaning, name, kernel, state
 
+    @property
+    def typed(self) -> Any:
+        """Loaded weight, or experts, as of the module of a kernel."""
+        return self.meaning
+
     def forward(self, x: Tensor, *routing: Tensor) -> Tensor:
         """Compute (..., N) of x (..., K), in its dtype; `routing`: ids and weights (T, k) of experts."""
         if self.state.follows == "kernel":

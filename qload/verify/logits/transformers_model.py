@@ -9,7 +9,9 @@ from torch import Tensor
 from qload.engines.transformers import load
 from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.generation import refusals_as_config_error
+from qload.engines.transformers.operands import ClassExperts, MatrixSlot
 from qload.engines.transformers.placeholder_layers import LinearSlot, TypedExperts
+from qload.verify.logits.compared_layers import ComparedLinear
 from qload.verify.logits.compared_model import ComparedModel, LayerFactory, ModelPrompt
 
 
@@ -17,12 +19,19 @@ class ComparedTransformersModel(ComparedModel):
     """Model of transformers; its plain layers are computed as they are."""
 
     def layer_paths(self) -> Iterator[str]:
-        """Yield the paths of all quantized linear layers, and of the modules with quantized experts."""
+        """Yield the paths of all quantized linear layers, and of the modules with quantized experts.
+
+        Of experts that their class computes, the layers of each expert.
+        """
         for path, module in self.model.named_modules():
             if isinstance(module, LinearSlot):
                 yield path
             elif isinstance(module, TypedExperts):
                 yield path.rpartition(".")[0]
+            elif isinstance(module, ClassExperts | MatrixSlot):
+                for name, layer in module.named_modules():
+                    if isinstance(layer, ComparedLinear):
+                        yield f"{path}.{name}"
 
     def compute_logits(self, prompt: ModelPrompt) -> Tensor:
         """Compute the logits of all ids in one pass, and those of the first id again in a pass of its own."""

@@ -5,8 +5,7 @@ Collected where transformers is installed.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
 from transformers.models.lfm2_moe import modeling_lfm2_moe as lfm2
 
 from qload import ExpertFacts, Fp8Quantizer, GatedActivation
-from qload.engines.transformers import QloadConfig, install, load, uninstall
+from qload.engines.transformers import QloadConfig, TypedExperts, install, load, uninstall
+from qload.engines.transformers.operands import ClassExperts
 from qload.errors import ArgumentError, NonfiniteScaleError, QloadError, StorageError
-from qload.storage import SafetensorsStorage
-from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, shared
+from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, of_kind, shared
+from tests.models.recorded import off
 
 FLOAT: dict[str, Any] = {"dtype": torch.float32, **EAGER}
 INDEX = "safetensors.index.json"
@@ -254,17 +255,6 @@ def own_gate(limit: float) -> Any:
     return gate
 
 
-@contextmanager
-def no_weight_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    read: list[str] = []
-    inner = SafetensorsStorage.read
-    monkeypatch.setattr(
-        SafetensorsStorage, "read", lambda self, name, *more: (read.append(name), inner(self, name, *more))[1]
-    )
-    yield
-    assert not read
-
-
 def logits_of(model: Any) -> torch.Tensor:
     return logits(model, torch.tensor([[3, 1, 4, 1, 5, 9]]))
 
@@ -275,19 +265,33 @@ def test_experts_of_a_type_without_a_table_run_by_what_their_class_tells(family:
     assert torch.allclose(logits_of(model), logits_of(family.plain()), atol=RANGE, rtol=0)
 
 
-def test_experts_whose_class_does_not_tell_are_told(family: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lfm2.Lfm2MoeExperts, "_apply_gate", own_gate(float("inf")))
-    with (
-        no_weight_read(monkeypatch),
-        pytest.raises(ArgumentError, match=r"facts\n  expected ExpertFacts.*argument of load") as caught,
-    ):
-        load(family.path, activations="unquantized", **FLOAT)
-    assert "Lfm2MoeExperts._apply_gate" in str(caught.value)
+@pytest.mark.parametrize("limit", [float("inf"), -1.3])
+def test_experts_whose_class_has_a_gate_of_its_own_are_computed_by_it(
+    limit: float, family: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = logits_of(family.plain())
+    monkeypatch.setattr(lfm2.Lfm2MoeExperts, "_apply_gate", own_gate(limit))
+    monkeypatch.setattr(lfm2.Lfm2MoeExperts, "forward", DeepseekV4Experts.forward)  # which calls the gate
+    want = logits_of(family.plain())
 
+    model = load(family.path, activations="unquantized", **FLOAT)
+
+    assert off(logits_of(model), want) < RANGE
+    assert (off(before, want) > RANGE) == (limit < 1)
+    assert not of_kind(model, TypedExperts)
+    assert of_kind(model, ClassExperts)
+
+
+def test_a_gate_of_a_class_that_is_given_runs_in_the_kernel_of_experts(
+    family: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lfm2.Lfm2MoeExperts, "_apply_gate", own_gate(float("inf")))
     for options in ({"facts": SILU}, {"quantization_config": QloadConfig(facts=SILU)}):
         model = load(family.path, **{"activations": "unquantized", **options}, **FLOAT)  # type: ignore[arg-type]
+
+        assert of_kind(model, TypedExperts)
         if "facts" in options:
-            assert torch.allclose(logits_of(model), logits_of(family.plain()), atol=RANGE, rtol=0)
+            assert off(logits_of(model), logits_of(family.plain())) < RANGE
 
 
 @pytest.mark.parametrize("limit", [float("inf"), 2.0])

@@ -63,14 +63,6 @@ def test_what_a_model_says_of_its_size_is_what_it_means_and_what_it_holds(kind: 
     assert model.get_memory_footprint() < plain.get_memory_footprint() / 2
 
 
-def test_a_model_is_not_saved_and_the_log_says_why(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
-    model = shared("llama", "awq", **TIED).load()
-
-    with pytest.raises(ValueError, match="not serializable"):
-        model.save_pretrained(tmp_path / "saved")
-    assert "the checkpoint that they were loaded from is the one to keep" in caplog.text
-
-
 @pytest.mark.parametrize("name", ["fp8 block", "w8a8"])
 def test_declared_inputs_are_within_what_rounding_costs_the_reference(name: str) -> None:
     model = shared("llama", name, **TIED).load(activations="declared")
