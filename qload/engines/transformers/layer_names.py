@@ -11,6 +11,7 @@ from transformers.core_model_loading import (
     Concatenate,
     Interleave,
     MergeModulelist,
+    Transpose,
     WeightConverter,
     WeightRenaming,
     rename_source_key,
@@ -82,10 +83,12 @@ class ModelNames:
             return None
         _, source = rename_source_key(key, self._renamings, self._converters)
         steps = [] if source is None else self._sources[source].operations
-        if not all(isinstance(step, Interleave) and step.dim == 1 for step in steps):
+        turns = [step for step in steps if isinstance(step, Transpose) and {step.dim0, step.dim1} == {1, 2}]
+        interleaves = [step for step in steps if isinstance(step, Interleave) and step.dim == 1]
+        if len(turns) + len(interleaves) < len(steps) or (turns and interleaves):
             return None
-        interleaved = bool(steps) == bool(is_concatenated)
-        return StackOrder(interleaved, has_inputs_first(module))
+        interleaved = bool(interleaves) == bool(is_concatenated)
+        return StackOrder(interleaved, None if turns else has_inputs_first(module))
 
     def is_float(self, key: str) -> bool:
         """Return whether the tensor `key` is a floating point tensor in the model."""

@@ -54,6 +54,7 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
         "Concatenate",
         "Interleave",
         "MergeModulelist",
+        "Transpose",
         "WeightConverter",
         "WeightRenaming",
         "rename_source_key",

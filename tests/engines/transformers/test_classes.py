@@ -79,6 +79,24 @@ def test_quantized_stacks_are_in_the_order_of_their_class(kind: str) -> None:
     assert not any(each.ndim == 3 and ".experts." in name for name, each in model.named_parameters())
 
 
+def test_a_stack_that_transformers_may_transpose_has_a_known_order_of_outputs(tmp_path: Path) -> None:
+    default = AutoConfig.for_model("qwen3_vl_moe")
+    text = {name: size for name, size in SIZES.items() if name in default.text_config.to_dict()}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64}
+    config = AutoConfig.for_model("qwen3_vl_moe", text_config=text, vision_config=vision)
+    model = tiny_model(config, AutoModelForImageTextToText)
+    stored = stored_model(model, "fp8 block", tmp_path, stacks=True)
+    plain = AutoModelForImageTextToText.from_pretrained(
+        stored.means, dtype=torch.float32, experts_implementation="eager", attn_implementation="eager"
+    ).eval()
+
+    model = stored.load(model_class=AutoModelForImageTextToText).eval()
+
+    assert off(logits(model, IDS), logits(plain, IDS)) < RANGE
+    assert of_kind(model, TypedExperts)
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_rows_of_a_quantized_embedding_are_dequantized(tied: bool, tmp_path: Path) -> None:
     config = tiny_config("gemma3_text")  # whose class multiplies the rows
