@@ -287,7 +287,8 @@ STRAYS = {
     "fp8/model.safetensors": SUBFOLDER.format("fp8"),
     "onnx/model.onnx": SUBFOLDER.format("onnx"),
     "assets/a.png": "",
-    ".cache/x/model.safetensors": "",
+    ".x/model.safetensors": "",
+    "._a.safetensors.index.json": "",
     "consolidated.safetensors": f"consolidated{LFS}",
     "model.safetensors.incomplete":
         "model.safetensors.incomplete: not read: the rest of a download that did not end",
