@@ -141,8 +141,9 @@ class CheckpointFiles:
 
     def older(self) -> list[str]:
         """List the unread numbered files with the name of those that are read, in another division."""
-        stems = {_stem(file) for file in self.files}
-        return [file for file in self.beside if NUMBERED.fullmatch(file) and _stem(file) in stems]
+        numbered = [file for file in self.beside if NUMBERED.fullmatch(file)]
+        stems = {_stem(file) for file in self.files} if numbered else set()
+        return [file for file in numbered if _stem(file) in stems]
 
 
 def locate(path: PathLikes) -> CheckpointFiles:
@@ -201,7 +202,7 @@ def _files_of_directory(place: Path, name: str) -> CheckpointFiles:
         return _files_of_index((usual or indices)[0])
     stored = {file.name: file for file in listing if file.name.endswith(SUFFIX)}
     files = {file: path for file, path in stored.items() if not is_hidden(path)}
-    folders, unfinished = model_folders(listing), unfinished_downloads(place, listing)
+    folders, unfinished = model_folders(place), unfinished_downloads(place, listing)
     remedy = fetch_remedy(unfinished)
     if not files:
         if gguf := _gguf_folder(listing, name):
@@ -256,7 +257,7 @@ def _files_of_index(index: Path) -> CheckpointFiles:
             "names no tensor" + (f", and its folder has {_first_names(unread)}" if unread else ""),
             remedy="write the index again from the headers" if unread else "fetch the files again",
         )
-    folders, unfinished = model_folders(listing), unfinished_downloads(index.parent, listing)
+    folders, unfinished = model_folders(index.parent), unfinished_downloads(index.parent, listing)
     remedy = fetch_remedy(unfinished)
     missing = set()
     for name, place in files.items():

@@ -102,6 +102,17 @@ def list_directory(folder: Path) -> list[Path]:
         raise unreadable(str(folder), error) from error
 
 
+def list_subfolders(folder: Path) -> list[Path]:
+    """List the directories in a directory, and links to one, sorted by name, without hidden ones."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                folder / entry.name for entry in entries if entry.name[0] != "." and os.path.isdir(entry)
+            )
+    except OSError as error:
+        raise unreadable(str(folder), error) from error
+
+
 def open_regular(path: Path, file: str) -> int:
     """Open a regular file for reading and return its descriptor; the caller closes it."""
     stats = status(path, file)

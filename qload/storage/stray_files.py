@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from qload.errors import QloadError, StorageError
-from qload.storage.files import Place, is_directory, is_taken, list_directory, shortened
+from qload.storage.files import Place, is_directory, is_taken, list_directory, list_subfolders, shortened
 from qload.storage.unsupported_files import (
     CONFIG_NAME,
     MAX_ENTRIES,
@@ -54,14 +54,13 @@ def unfinished_downloads(folder: Path, listing: Sequence[Path]) -> tuple[str, ..
     return tuple(names)
 
 
-def model_folders(listing: Sequence[Path]) -> tuple[str, ...]:
+def model_folders(place: Path) -> tuple[str, ...]:
     """List the names of subfolders with files of models, such as `original`, `onnx` and `fp8`."""
     folders = []
-    for folder in listing[:MAX_ENTRIES]:
-        if not is_hidden(folder) and is_directory(folder):
-            with suppress(StorageError):
-                if any(holds_model(file.name) for file in list_directory(folder)):
-                    folders.append(folder.name)
+    for folder in list_subfolders(place)[:MAX_ENTRIES]:
+        with suppress(StorageError):
+            if any(holds_model(file.name) for file in list_directory(folder)):
+                folders.append(folder.name)
     return tuple(folders)
 
 
@@ -76,6 +75,8 @@ def stray_notes(beside: Mapping[str, Place], older: Sequence[str]) -> tuple[list
 
     `older`: numbered files of the same model in another division.
     """
+    if not beside:
+        return [], []
     rest = [name for name in beside if name not in older]
     notes = []
     if older:
