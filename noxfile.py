@@ -226,6 +226,13 @@ def transformers(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def tables(session: nox.Session) -> None:
+    """Fit the tables of types of model to transformers, and compare them with the file."""
+    install(session, "test", "transformers")
+    session.run("python", "-m", "tests.model_tables", "--check", *session.posargs)
+
+
+@nox.session(default=False)
 def models(session: nox.Session) -> None:
     """Run models of every type and format on one to eight ranks, and compare them with transformers."""
     keep_bytecode(session)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from qload.architecture.drafts import PREDICTING
+from qload.architecture.generated_tables import generated_table
 from qload.architecture.model_tables import TABLES, TEXT_TYPES, TIED_TYPES
 from qload.architecture.table import (
     ABSENT,
@@ -45,19 +46,44 @@ CLASS_SUFFIXES = ("LM", "Model", "Generation", "Classification", "Answering")
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
+def find_table(model_type: str) -> Table | None:
+    """Find the table of a type of model."""
+    return TABLES.get(model_type) or generated_table(model_type)
+
+
 def model_of(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Model type with a table, and its config: the whole config, or the section of the text model."""
+    """Model type with a table, and its config: the whole config, or the section of the text model.
+
+    A generated table counts for its own class only, and after the table of the text model.
+    """
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in TABLES:
         return model_type, config
-    for key in INNER:
-        text = config.get(key)
-        if isinstance(text, dict):
-            text_type = text.get(
-                "model_type", TEXT_TYPES.get(model_type) if isinstance(model_type, str) else None
-            )
-            return (text_type, text) if isinstance(text_type, str) and text_type in TABLES else None
-    return None
+    text = next((config[key] for key in INNER if isinstance(config.get(key), dict)), None)
+    if text is not None:
+        text_type = text.get(
+            "model_type", TEXT_TYPES.get(model_type) if isinstance(model_type, str) else None
+        )
+        if isinstance(text_type, str) and text_type in TABLES:
+            return text_type, text
+    if not isinstance(model_type, str):
+        return None
+    table = generated_table(model_type)
+    return (model_type, config) if table is not None and _is_model_of(table, config) else None
+
+
+def _is_model_of(table: Table, config: Mapping[str, Any]) -> bool:
+    """Return whether the class and the sections of a config are those of a generated table."""
+    classes = config.get("architectures")
+    if isinstance(classes, list) and classes and not set(table.classes) & {*filter(_is_text, classes)}:
+        return False
+    return all(
+        read_key(config, f"{key}.model_type") in (ABSENT, kind) for key, kind in table.sections.items()
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def read_sizes(table: Table, config: Mapping[str, Any]) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
@@ -145,7 +171,10 @@ def tie_of(config: Mapping[str, Any]) -> Tie:
         return Tie(tied, keys[tied], denied=keys.get(not tied, ""))
     if model is not None and text is not config and isinstance(outer, str) and outer in TIED_TYPES:
         return Tie(True, kind=outer, outer=True)
-    return Tie(TABLES[model[0]].tied, kind=model[0]) if model else Tie(None)
+    if model is None:
+        return Tie(None)
+    table = find_table(model[0])
+    return Tie(table.tied if table else None, kind=model[0])
 
 
 def has_head(config: Mapping[str, Any]) -> bool:
@@ -286,7 +315,7 @@ class Architecture:
     def paddings(self, prefix: str) -> frozenset[int]:
         """Further possible outputs of the matrix `prefix`: sizes of a padded vocabulary."""
         place, vocabulary = self.find(prefix), self.sizes["vocab"]
-        if place is None or vocabulary is None or place.row.shape.split()[0] != "vocab":
+        if place is None or vocabulary is None or place.row.shape.split()[:1] != ["vocab"]:
             return frozenset()
         return frozenset(-(-vocabulary // block) * block for block in VOCABULARY_MULTIPLES)
 
@@ -310,7 +339,7 @@ class Architecture:
         place = self.find(prefix)
         if place is None or place.row.tensor:
             return None
-        needed = named_in(place.row.shape.split()[0])
+        needed = named_in(place.row.shape.split()[0], divisors=False)
         counts = {name: self.sizes[name] for name in ("heads", "kv") if name in needed}
         if not counts or not all(counts.values()):
             return None
@@ -345,8 +374,8 @@ class Architecture:
         and determines their number, so limit the iteration.
         """
         yield from (spelled(row.name) for row in self.table.rows if self.is_needed(row, None))
-        layers = [row for row in self.table.rows if "{layer}" in row.name]
-        for layer in range(self.layers or 0):
+        layers = [row for row in self.table.rows if "{layer}" in row.name and not row.optional]
+        for layer in range(self.layers or 0) if layers else ():
             for row in layers:
                 if self.is_needed(row, layer):
                     count = (self.sizes["experts"] or 0) if "{expert}" in row.name else 1
@@ -429,9 +458,10 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture | None:
     if model is None:
         return None
     model_type, own_config = model
-    table = TABLES[model_type]
+    table = find_table(model_type)
+    assert table is not None
     sizes, notes = read_sizes(table, own_config)
-    tied = bool(tie_of(config).tied)
+    tied = bool(tie_of(config).tied) and table.ties
     return Architecture(model_type, table, own_config, sizes, tied, has_head(config), notes)
 
 

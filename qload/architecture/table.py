@@ -4,8 +4,8 @@ A size may be an expression of other sizes: `heads*head+2*kv*head` is a sum of p
 rounding down. Names are looked up in a table, and the names of a table are never enumerated.
 
 A predicate of layers is a text over the layer number `i`, such as `not i < first and experts > 0`. Its terms:
-`i < size`, `(i + 1) % size == 0`, `size > 0`, `i in key` and `key[i] == value`, each with or without `not`.
-`key` is a list in the config; `i in key else TERM` states a term for a config without the list.
+`i < size`, `(i + 1) % size == 0` or another size, `size > 0`, `i in key` and `key[i] == value`, each with or
+without `not`. `key` is a list in the config; `i in key else TERM` has a term for a config without the list.
 """
 
 import re
@@ -109,8 +109,8 @@ class Table:
         Names of tensors without a reader -> reason.
     head, embedding
         Matrices that `tie_word_embeddings` ties.
-    tied
-        Default of `tie_word_embeddings`.
+    tied, ties
+        Default of `tie_word_embeddings`, and whether the model regards it.
     stacked
         Layout of stacked experts.
     classes
@@ -128,6 +128,7 @@ class Table:
     head: str = "lm_head"
     embedding: str = "model.embed_tokens"
     tied: bool = False
+    ties: bool = True
     stacked: Stacked = Stacked()
     classes: tuple[str, ...] = ()
     sections: Mapping[str, str] = field(default_factory=dict)
@@ -176,14 +177,19 @@ def evaluate_size(text: str, sizes: Mapping[str, int | None]) -> int | None:
     return total
 
 
-def size_names(text: str) -> frozenset[str]:
-    """Names of the sizes in an expression."""
-    return frozenset(factor for term in parse_terms(text) for _, factor in term if not factor.isdecimal())
+def size_names(text: str, divisors: bool = True) -> frozenset[str]:
+    """Names of the sizes in an expression, with or without those that divide."""
+    return frozenset(
+        factor
+        for term in parse_terms(text)
+        for sign, factor in term
+        if not factor.isdecimal() and (divisors or sign == "*")
+    )
 
 
 TERM = re.compile(
     r"(?P<inverse>not )?"
-    r"(?:i < (?P<first>\w+)|\(i \+ (?P<shift>\d+)\) % (?P<period>\w+) == (?P<rest>\d+)|(?P<size>\w+) > 0"
+    r"(?:i < (?P<first>\w+)|\(i \+ (?P<shift>\d+)\) % (?P<period>\w+) == (?P<rest>\w+)|(?P<size>\w+) > 0"
     r"|i in (?P<members>[\w.]+)(?: else (?P<default>.+))?|(?P<kinds>[\w.]+)\[i\] == (?P<kind>\w+))"
 )
 
@@ -242,7 +248,8 @@ def _evaluate_term(term: Mapping[str, str | None], lists: Lists, sizes: Sizes, l
         elif term["size"]:
             value = size > 0
         else:
-            value = size > 0 and (layer + int(term["shift"] or 0)) % size == int(term["rest"] or 0)
+            rest = evaluate_size(term["rest"] or "0", sizes)
+            value = None if rest is None else size > 0 and (layer + int(term["shift"] or 0)) % size == rest
     return None if value is None else value is not bool(term["inverse"])
 
 

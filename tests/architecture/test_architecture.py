@@ -78,6 +78,8 @@ KINDS = {"kinds": ["a", "b", "a"], "marks": [0, 1, 1], "listed": [2], "section":
         ("not i < two", [2]),
         ("(i + 1) % two == 0", [1]),
         ("(i + 0) % two == 1", [1]),
+        ("(i + 0) % two == one", [1]),
+        ("(i + 0) % two == unknown", None),
         ("(i + 1) % none == 0", []),
         ("two > 0", [0, 1, 2]),
         ("none > 0", []),
@@ -92,7 +94,8 @@ KINDS = {"kinds": ["a", "b", "a"], "marks": [0, 1, 1], "listed": [2], "section":
 def test_predicates_of_layers_are_read_from_the_config(text: str, layers: list[int] | None) -> None:
     lists = partial(read_list, {**KINDS, "two": 2})
     values = [
-        evaluate_predicate(text, lists, {"two": 2, "none": 0, "unknown": None}, layer) for layer in range(3)
+        evaluate_predicate(text, lists, {"one": 1, "two": 2, "none": 0, "unknown": None}, layer)
+        for layer in range(3)
     ]
 
     assert values == ([None] * 3 if layers is None else [layer in layers for layer in range(3)])

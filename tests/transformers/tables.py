@@ -10,9 +10,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from qload import architecture_of, verify
 from qload.architecture import Architecture, Inventory
+from qload.architecture.generated_tables import read_file
 from qload.architecture.model_tables import TABLES
+from tests.model_tables.build import build_sample
+from tests.model_tables.prove import differences
+from tests.model_tables.tiny import class_of, tiny_changes, write_tiny
 from tests.transformers.models import stored, tiny, written
 
+GENERATED = read_file()["types"]
 SEEDS = 8
 STACKED = 3  # dimensions of experts that are one tensor
 
@@ -143,3 +148,25 @@ def test_the_text_model_inside_of_another_is_known(
     assert report.findings == ()
     # transformers writes that Mistral 3 is tied, and that its text model is not
     assert [note for note in report.notes if "tie_word_embeddings" not in note] == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", GENERATED)
+def test_a_generated_table_explains_what_transformers_writes(kind: str, seed: int, tmp_path: Path) -> None:
+    model_class = class_of(GENERATED[kind]["class"])
+    try:
+        write_tiny(model_class, seed, tmp_path)
+    except ValueError:  # no small one exists: compare without a file
+        assert differences(GENERATED[kind], build_sample(model_class, tiny_changes(model_class, seed))) == {}
+        return
+    architecture, report = known(tmp_path), verify(tmp_path)
+
+    assert architecture.type == kind
+    assert {
+        name
+        for name in stored(tmp_path)
+        if not (architecture.find(name) or architecture.find(name.removesuffix(".weight")))
+    } == set()
+    assert report.findings == ()
+    assert report.coverage is not None
+    assert report.coverage.explained == report.coverage.total

@@ -232,12 +232,23 @@ def _comparable_names(checkpoint: VerifiedCheckpoint) -> list[str]:
 
 def _is_certain(checkpoint: VerifiedCheckpoint, missing: MissingSibling) -> bool:
     """Return whether no model is made without this tensor."""
+    if _may_vary(checkpoint, missing):
+        return False
     if checkpoint.requires_all_tensors or missing.block.endswith("experts"):
         return True
     layer = checkpoint.all_layers.get(checkpoint.prefixes[missing.sibling])
     prefix, _, part = missing.name.rpartition(".")
     quantized = isinstance(layer, LayerDescription) and not layer.format.weight_type.plain
     return quantized and part != "bias" and prefix in checkpoint.suffixes
+
+
+def _may_vary(checkpoint: VerifiedCheckpoint, missing: MissingSibling) -> bool:
+    """Return whether a table of some classes leaves open if this layer has the tensor."""
+    architecture = checkpoint.architecture
+    if architecture is None or not architecture.table.classes:
+        return False
+    place = architecture.find(missing.name) or architecture.find(missing.name.rpartition(".")[0])
+    return place is None or place.row.optional or architecture.is_promised(place) is not True
 
 
 def layer_lists(names: list[str]) -> Mapping[str, Mapping[str, Names]]:

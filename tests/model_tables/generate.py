@@ -1,0 +1,97 @@
+"""Entries of the file of tables, one type after another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import transformers
+from transformers import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from qload.architecture.model_tables import TABLES
+from qload.architecture.published_names import PUBLISHED
+from tests.model_tables.build import Sample, build_model, stored_name
+from tests.model_tables.draw import fields_of, flatten, make_config, sections_of
+from tests.model_tables.explore import explore
+from tests.model_tables.prove import differences, prune
+from tests.model_tables.table import Defaults, Entry, Fitted
+
+PROOFS, ROUNDS = 10, 3
+
+
+def model_classes() -> dict[str, str]:
+    """Return each type of causal model without a hand-written table -> its class."""
+    return {
+        model_type: name if isinstance(name, str) else name[0]
+        for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
+        if model_type in CONFIG_MAPPING_NAMES and model_type not in TABLES
+    }
+
+
+def generate(model_type: str, class_name: str) -> dict[str, Any]:
+    """Fit and prove the entry of a type; ValueError for samples that contradict the pruned entry."""
+    model_class = getattr(transformers, class_name)
+    if model_type in PUBLISHED:
+        raise ValueError("its published names are renamed, and have no table")
+    own_type = model_class.config_class.model_type
+    if own_type != model_type:
+        raise ValueError(f"its class is of the type {own_type}")
+    text_type = model_class.config_class().get_text_config().model_type
+    if text_type in TABLES:
+        raise ValueError(f"the table of its text model counts: {text_type}")
+    explored = explore(model_class, model_type)
+    samples = explored.samples
+    model = build_model(model_class, make_config(model_class.config_class, samples[0].changes))
+    defaults = read_defaults(model_class, model)
+    entry = fit_entry(samples, defaults)
+    for _ in range(ROUNDS):
+        samples = [*samples, *(explored.draw() for _ in range(PROOFS))]
+        found = contradictions(entry, samples)
+        if not found:
+            return entry
+        if "name" in found.values():
+            entry = fit_entry(samples, defaults)
+        else:
+            prune(entry, found)
+    found = contradictions(entry, [explored.draw() for _ in range(PROOFS)])
+    if found:
+        raise ValueError(f"{len(found)} rows are not explained: {sorted(found.items())[:3]}")
+    return entry
+
+
+def fit_entry(samples: Sequence[Sample], defaults: Defaults) -> dict[str, Any]:
+    """Return the entry that explains samples."""
+    return Entry(Fitted(samples, frozenset(defaults.declared)), defaults).data()
+
+
+def contradictions(entry: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, str]:
+    """Return the rows of an entry that samples contradict; see `differences`."""
+    found: dict[str, str] = {}
+    for sample in samples:
+        found |= differences(entry, sample)
+    return found
+
+
+def read_defaults(model_class: type[PreTrainedModel], model: PreTrainedModel) -> Defaults:
+    """Return what the class of a model says without samples."""
+    config = model_class.config_class()
+    declared: dict[str, Any] = {}
+    aliases: dict[str, list[str]] = {}
+    sections: dict[str, str] = {}
+    for lead, section in sections_of(config):
+        if lead:
+            sections[lead.removesuffix(".")] = section.model_type
+        for item in fields(type(section)):
+            declared[f"{lead}{item.name}"] = item.default
+        for alias, name in type(section).attribute_map.items():
+            aliases.setdefault(f"{lead}{name}", []).append(f"{lead}{alias}")
+    for one in fields_of(model_class.config_class):
+        declared.setdefault(one.name, None)  # read by the model alone
+    head, embedding = (
+        None if end is None else stored_name(model, end)
+        for end in (model.get_output_embeddings(), model.get_input_embeddings())
+    )
+    return Defaults(
+        model_class.__name__, flatten(config.to_dict()), declared, aliases, sections, head, embedding
+    )
