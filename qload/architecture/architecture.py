@@ -417,7 +417,8 @@ class Architecture:
 
     @cached_property
     def _lists(self) -> Lists:
-        return cache(partial(read_list, self.config))
+        kinds = self.table.kinds
+        return cache(lambda key: read_list(self.config, key, kinds.get(key, frozenset())))
 
     def _predicts(self, layer: int | None) -> bool:
         """Return whether a layer is an MTP layer, after the decoder layers."""

@@ -11,8 +11,8 @@ without `not`. `key` is a list in the config; `i in key else TERM` has a term fo
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import product
+from functools import cache, cached_property
+from itertools import chain, product
 from typing import Any, Literal
 
 from qload.architecture.names import WRAPPER, base_name
@@ -133,6 +133,15 @@ class Table:
     classes: tuple[str, ...] = ()
     sections: Mapping[str, str] = field(default_factory=dict)
 
+    @cached_property
+    def kinds(self) -> Mapping[str, frozenset[str]]:
+        """Values that predicates name, by the key of their list."""
+        found: dict[str, frozenset[str]] = {}
+        for term in chain.from_iterable(map(parse_predicate, self.predicates.values())):
+            if term["kinds"] and term["kind"]:
+                found[term["kinds"]] = found.get(term["kinds"], frozenset()) | {term["kind"]}
+        return found
+
 
 EXPRESSION_TOKEN = re.compile(r"[+*/]|\d+|[a-z_][a-z_0-9]*")
 ABSENT = object()
@@ -216,12 +225,20 @@ Lists = Callable[
 ]  # by key; None without one, False for another value
 
 
-def read_list(config: Mapping[str, Any], key: str) -> LayerList | Literal[False] | None:
-    """Read a list of the config; None without one, False for another value."""
+def read_list(
+    config: Mapping[str, Any], key: str, kinds: frozenset[str] = frozenset()
+) -> LayerList | Literal[False] | None:
+    """Read a list of the config; None without one, False for another value.
+
+    `kinds`: values that predicates name. False also for a list with others, if there are several: the config
+    spells them in another way.
+    """
     value = read_key(config, key)
     if value is None or value is ABSENT:
         return None
     if not isinstance(value, list):
+        return False
+    if len(kinds) > 1 and not kinds.issuperset(map(str, value)):
         return False
     numbers = all(type(member) is int for member in value)
     return LayerList(value, frozenset(value) if numbers else None)
