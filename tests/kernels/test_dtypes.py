@@ -117,6 +117,14 @@ def test_a_scale_of_either_sign_may_be_beyond_the_range(scale: float) -> None:
         repack(weight, "marlin").get_linear()
 
 
+def test_the_range_of_codes_of_8_bits_is_taken_into_account() -> None:
+    weight = stored(bits=8)
+    weight.scales[3, 5] = 900  # of codes of 6 bits all values were finite
+
+    with pytest.raises(CastError, match="overflows"):
+        repack(weight, "marlin").get_linear()
+
+
 @LAYOUTS
 def test_a_large_scale_of_codes_that_stay_in_range_is_taken(layout: str) -> None:
     weight = stored()

@@ -235,6 +235,17 @@ def test_zero_points_are_integers(zeros: ZeroPoints, value: Any) -> None:
             zeros.write(torch.full((1, 32), value), gptq.columns(bits))
 
 
+@pytest.mark.usefixtures("seen_texts")
+@pytest.mark.parametrize("zeros", CONVENTIONS, ids=lambda z: z.name)
+def test_words_and_packings_of_another_type_are_refused(zeros: ZeroPoints) -> None:
+    words, packing = torch.zeros(1, 4, dtype=torch.int32), gptq.columns(4)
+
+    with pytest.raises(ArgumentError, match=r"words\n  expected a tensor of dtype int32"):
+        zeros.read(words.tolist(), packing)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"packing\n  expected a Packing"):
+        zeros.read(words, 4)  # type: ignore[arg-type]
+
+
 OF_FOUR_BITS = Exl2Groups.read(torch.tensor([4, 0]), 4)  # one group of 32 rows in 4 words
 
 # A packer of codes, and the shape and the number of codes that it takes.

@@ -434,6 +434,12 @@ def test_the_walsh_hadamard_transform_is_sylvesters_matrix(size: int) -> None:
         assert torch.equal(transform.sums(x), sign * x @ torch.from_numpy(matrix))
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (4,), (0, 0), (2, 2, 2)])
+def test_a_matrix_of_a_transform_is_square(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ArgumentError, match="expected a square matrix"):
+        BlockTransform.of_matrix("H", np.ones(shape))
+
+
 def test_a_regular_hadamard_matrix_is_its_own_inverse() -> None:
     matrix = regular_hadamard(64).astype(np.int64)
 
