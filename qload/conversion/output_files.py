@@ -1,6 +1,5 @@
 """Tensors and files of a new checkpoint: headers known in advance, contents read or computed on demand."""
 
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +21,8 @@ from qload.loader import LayerDescription, Part
 from qload.loader.source import source_without_codes
 from qload.spec import Weight, named
 from qload.spec.integers import Integers
-from qload.storage import DTYPES, TensorInfo, WeightStorage
-from qload.storage.header import LENGTH_BYTES
+from qload.storage import TensorInfo, WeightStorage
+from qload.storage.safetensors_writer import encode_header, file_order
 from qload.verify.blocks import load_output_blocks, pieces
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.workers import Workers
@@ -194,8 +193,6 @@ def layer_bytes(weights: Weights, layer: LayerDescription) -> int:
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]  # stage, finished bytes, total bytes
-ALIGNMENT_BYTES = 8  # size of the largest element type
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 INDEX = "model.safetensors.index.json"
 MAX_MEMORY_BYTES = 160 << 20  # for layers that are rewritten at once; a single layer may need more
 
@@ -209,28 +206,13 @@ class OutputFile:
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Tensors by name in file order.
-
-        Sizes that are no multiple of 8 bytes come last, large element types first. So every tensor starts at
-        a multiple of its element size, as readers that map the file expect.
-        """
-        infos = {name: info for item in self.items for name, info in item.tensors.items()}
-        odd = {name for name, info in infos.items() if info.nbytes % ALIGNMENT_BYTES}
-        last = sorted(odd, key=lambda name: (-infos[name].stored_dtype.itemsize, name))
-        return {name: infos[name] for name in (*(name for name in infos if name not in odd), *last)}
+        """Tensors by name in file order."""
+        return file_order({name: info for item in self.items for name, info in item.tensors.items()})
 
     @cached_property
     def header(self) -> bytes:
-        """Header of the file: its length, then JSON, padded with spaces to a multiple of 8 bytes."""
-        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        start = 0
-        for name, info in self.tensors.items():
-            span, dtype = [start, start + info.nbytes], DTYPE_NAMES[info.stored_dtype]
-            entries[name] = {"dtype": dtype, "shape": list(info.shape), "data_offsets": span}
-            start += info.nbytes
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % ALIGNMENT_BYTES)
-        return len(text).to_bytes(LENGTH_BYTES, "little") + text
+        """Header of the file."""
+        return encode_header(self.tensors)
 
     @cached_property
     def offsets(self) -> Mapping[str, int]:

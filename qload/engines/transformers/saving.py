@@ -28,12 +28,10 @@ from qload.engines.transformers.placeholder_layers import PlaceholderLayer
 from qload.errors import ArgumentError
 from qload.errors.exceptions import written_to
 from qload.experts import ExpertStacks
-from qload.storage import DTYPES, TensorInfo, WeightStorage
+from qload.storage import TensorInfo, WeightStorage
 from qload.storage.checkpoint_files import INDEX, USUAL
-from qload.storage.header import LENGTH_BYTES
+from qload.storage.safetensors_writer import encode_header, file_order
 
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-ALIGNMENT_BYTES = 8  # of the first tensor; larger elements come first, so that all are aligned
 SECTION = "quantization_config"
 
 
@@ -155,22 +153,13 @@ def _write_file(path: Path, names: Sequence[str], plain: Mapping[str, Tensor], s
         else storage.info(name)
         for name in names
     }
-    order = sorted(names, key=lambda name: -infos[name].stored_dtype.itemsize)
-    entries, start = dict[str, Any](__metadata__={"format": "pt"}), 0
-    for name in order:
-        info = infos[name]
-        stop = start + info.nbytes
-        dtype = DTYPE_NAMES[info.stored_dtype]
-        entries[name] = {"dtype": dtype, "shape": list(info.shape), "data_offsets": [start, stop]}
-        start = stop
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT_BYTES)
+    order = file_order(infos)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+        file.write(encode_header(order))
         for name in order:
             tensor = plain[name].detach().cpu() if name in plain else storage.read(name)
             file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    return start
+    return sum(info.nbytes for info in infos.values())
 
 
 def _json(value: object) -> bytes:
