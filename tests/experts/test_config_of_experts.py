@@ -10,6 +10,7 @@ from torch import Tensor
 from qload import loader_from_config
 from qload.errors import ExcludedModuleError, MismatchError
 from qload.formats import GPTQConfig
+from qload.spec import Config
 from tests.experts.expert_layers import NAMES, PREFIX, StoredExperts
 from tests.experts.test_refusals import gptq
 
@@ -44,7 +45,7 @@ def test_an_expert_with_zero_points_off_the_middle_is_named(expert: int) -> None
 def test_experts_of_a_config_without_a_rule_for_stacks_are_settled_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr(GPTQConfig, "decides_alike")  # leaves that of all configs
+    monkeypatch.setattr(GPTQConfig, "decides_alike", Config.decides_alike)
     wrong = torch.full((2, 8), -0x77777778, dtype=torch.int32)
 
     with pytest.raises(MismatchError, match="zero points are one off"):

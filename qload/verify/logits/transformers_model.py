@@ -1,4 +1,7 @@
-"""Model of transformers with kernels and exact products in its quantized layers."""
+"""Model of transformers with kernels and exact products in its quantized layers.
+
+transformers is imported by the first model.
+"""
 
 from collections.abc import Iterator
 from os import PathLike
@@ -6,11 +9,6 @@ from os import PathLike
 import torch
 from torch import Tensor
 
-from qload.engines.transformers import load
-from qload.engines.transformers.config import QloadConfig
-from qload.engines.transformers.generation import refusals_as_config_error
-from qload.engines.transformers.operands import ClassExperts, MatrixSlot
-from qload.engines.transformers.placeholder_layers import LinearSlot, TypedExperts
 from qload.verify.logits.compared_layers import ComparedLinear
 from qload.verify.logits.compared_model import ComparedModel, LayerFactory, ModelPrompt
 
@@ -23,6 +21,9 @@ class ComparedTransformersModel(ComparedModel):
 
         Of experts that their class computes, the layers of each expert.
         """
+        from qload.engines.transformers.operands import ClassExperts, MatrixSlot
+        from qload.engines.transformers.placeholder_layers import LinearSlot, TypedExperts
+
         for path, module in self.model.named_modules():
             if isinstance(module, LinearSlot):
                 yield path
@@ -35,6 +36,8 @@ class ComparedTransformersModel(ComparedModel):
 
     def compute_logits(self, prompt: ModelPrompt) -> Tensor:
         """Compute the logits of all ids in one pass, and those of the first id again in a pass of its own."""
+        from qload.engines.transformers.generation import refusals_as_config_error
+
         ids = torch.tensor([prompt.ids], device=self.model.device)
         with refusals_as_config_error(prompt.config.type):
             first, logits = (
@@ -47,6 +50,10 @@ def load_transformers(
     path: str | PathLike[str], model_type: str, device: str, dtype: torch.dtype, factory: LayerFactory
 ) -> ComparedTransformersModel:
     """Load the model of a checkpoint with layers of a `factory`; errors as of `load`, and ConfigError."""
+    from qload.engines.transformers import load
+    from qload.engines.transformers.config import QloadConfig
+    from qload.engines.transformers.generation import refusals_as_config_error
+
     config = QloadConfig(target=None, nonfinite="allow", make=factory.linear, make_experts=factory.experts)
     with refusals_as_config_error(model_type):
         model = load(path, dtype=dtype, device_map=device, quantization_config=config)
