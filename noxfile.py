@@ -230,6 +230,7 @@ def tables(session: nox.Session) -> None:
     """Fit the tables of types of model to transformers, and compare them with the file."""
     install(session, "test", "transformers")
     session.run("python", "-m", "tests.model_tables", "--check", *session.posargs)
+    session.run("pytest", "tests/transformers/every_type.py", "-n", "2")
 
 
 @nox.session(default=False)

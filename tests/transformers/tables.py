@@ -18,6 +18,8 @@ from tests.model_tables.tiny import class_of, tiny_changes, write_tiny
 from tests.transformers.models import stored, tiny, written
 
 GENERATED = read_file()["types"]
+# Types with one kind of layers, several, experts, states in place of attention; `every_type.py` has all.
+CHOSEN = ("bamba", "exaone_moe", "gpt2", "granitemoe", "lfm2_moe", "mamba2", "nemotron_h", "qwen3_next")
 SEEDS = 8
 STACKED = 3  # dimensions of experts that are one tensor
 
@@ -150,9 +152,13 @@ def test_the_text_model_inside_of_another_is_known(
     assert [note for note in report.notes if "tie_word_embeddings" not in note] == []
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", GENERATED)
-def test_a_generated_table_explains_what_transformers_writes(kind: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_a_generated_table_explains_what_transformers_writes(kind: str, tmp_path: Path) -> None:
+    assert_explained(kind, 0, tmp_path)
+
+
+def assert_explained(kind: str, seed: int, tmp_path: Path) -> None:
+    """The generated table of a type has every tensor of a tiny model, and verify finds nothing."""
     model_class = class_of(GENERATED[kind]["class"])
     try:
         write_tiny(model_class, seed, tmp_path)
