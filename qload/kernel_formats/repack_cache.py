@@ -7,6 +7,7 @@ digits of positions (`qload.sentences`).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -37,6 +38,10 @@ class Move:
     bits: int
     digits: tuple[Digit, ...]
     shape: tuple[int, ...]
+
+    def fills(self, tensor: Tensor) -> bool:
+        """Return whether the moved elements fill a tensor; new memory may hold the right values by chance."""
+        return prod(digit.size for digit in self.digits) * self.bits == 8 * tensor.nbytes
 
 
 DeferredMove = Callable[[Tensor, Move], Tensor | None]  # moves a tensor straight from its file
@@ -86,10 +91,13 @@ class UnprovenRecipe:
         """Apply the recipe to the layer, and return True if the result is equal."""
         if not all(map(_has_memory, self.weight.fields().values())):
             return False
+        fields = self.repacked.fields()
+        if not all(move.fills(fields[name]) for name, move in self.recipe.moves.items()):
+            return False
         result, repacked = self.recipe.apply(self.weight), self.repacked
         if result is None or result.layer != repacked.layer:
             return False
-        return all(_equal_bits(tensor, result.fields()[name]) for name, tensor in repacked.fields().items())
+        return all(_equal_bits(tensor, result.fields()[name]) for name, tensor in fields.items())
 
 
 class RepackCache:

@@ -15,7 +15,7 @@ from tests.gpu.expert_layers import drawn_numbers, typed_experts
 from tests.paths import FIXTURES
 from tests.support.fake_gpu import fake_capture, fake_like
 
-pytestmark = pytest.mark.usefixtures("seen_texts", "seen_logs")
+pytestmark = pytest.mark.usefixtures("seen_texts")
 
 MODELS = {
     "auto_round_qwen3_moe": "model.layers.1.mlp.experts",

@@ -337,3 +337,24 @@ def test_a_loader_without_a_layout_that_is_known_says_so() -> None:
 
     with pytest.raises(ArgumentError, match="layout"):
         Weights(storage, loader=RepackingLoader(inner, "nothing")).get_weights("a")
+
+
+def test_a_recipe_for_half_of_a_tensor_is_not_right_where_memory_holds_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = opened({"a": drawn()}, None).get_weights("a")
+    repacked = repack(weight, "marlin")
+    recipe = repack_cache._derive_recipe(weight, repacked)  # type: ignore[arg-type]
+    assert recipe is not None
+    by_shape = {tuple(tensor.shape): tensor for tensor in repacked.fields().values()}
+    monkeypatch.setattr(repack_cache, "_move_tensor", lambda source, move: by_shape[move.shape])
+
+    answers = []
+    for size in (1, 2):
+        first, *others = recipe.moves["qweight"].digits
+        digits = (first._replace(size=first.size // size), *others)
+        moves = {**recipe.moves, "qweight": replace(recipe.moves["qweight"], digits=digits)}
+        unproven = repack_cache.UnprovenRecipe(replace(recipe, moves=moves), weight, repacked)  # type: ignore[arg-type]
+        answers.append(unproven.is_right())
+
+    assert answers == [True, False]

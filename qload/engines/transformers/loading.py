@@ -47,7 +47,7 @@ CONFIG_OPTIONS = (  # options of `from_pretrained` that apply to the config too
 
 # Functions and attributes of transformers that qload calls or overrides, public or not, by module.
 HOOKS: Mapping[str, tuple[str, ...]] = {
-    "transformers": ("AutoConfig",),
+    "transformers": ("AutoConfig", "CONFIG_MAPPING", "GenerationConfig", "LogitsProcessor"),
     "transformers.activations": ("ACT2FN",),
     "transformers.conversion_mapping": ("get_model_conversion_mapping",),
     "transformers.core_model_loading": (
