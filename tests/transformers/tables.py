@@ -20,7 +20,7 @@ from tests.transformers.models import stored, tiny, written
 GENERATED = read_file()["types"]
 # Types with one kind of layers, several, experts, states in place of attention; `every_type.py` has all.
 CHOSEN = ("bamba", "exaone_moe", "gpt2", "granitemoe", "lfm2_moe", "mamba2", "nemotron_h", "qwen3_next")
-SEEDS = 8
+SEEDS = 3
 STACKED = 3  # dimensions of experts that are one tensor
 
 

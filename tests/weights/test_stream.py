@@ -78,7 +78,7 @@ def streamed(weights: Weights, prefixes: Sequence[str]) -> tuple[list[Weight], s
 
 def ways() -> Iterator[Any]:
     """Each checkpoint in every way: whole or cut, and as it is stored or for a kernel."""
-    pairs = [("large", None), ("small", "auto"), ("small", None), ("large", "auto")]
+    pairs = [("large", None), ("small", "auto"), ("large", "auto")]
     for place, folder in enumerate(CHECKPOINTS):
         name = str(folder.relative_to(FIXTURES))
         named = [pytest.param(folder, *pair, id=f"{name}-{pair[0]}-{pair[1]}") for pair in pairs]
