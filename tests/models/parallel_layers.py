@@ -56,7 +56,7 @@ def test_columns_of_every_format_are_the_whole_product(
     def make(weights: Any) -> ColumnParallelLinear:
         return ColumnParallelLinear.load(weights, "layer", gather_output=True)
 
-    if not lawful(stored.config, "N", stored.N, world, stored.K):
+    if world > 1 and not lawful(stored.config, "N", stored.N, world, stored.K):
         assert len(refusals(tensors, stored.loader(), world, make)) == 1
         return
 
