@@ -187,7 +187,7 @@ def evaluate_size(text: str, sizes: Mapping[str, int | None]) -> int | None:
 
 
 def size_names(text: str, divisors: bool = True) -> frozenset[str]:
-    """Names of the sizes in an expression, with or without those that divide."""
+    """Names of the sizes in an expression; `divisors`: with the sizes after a `/`."""
     return frozenset(
         factor
         for term in parse_terms(text)

@@ -140,7 +140,7 @@ class CheckpointFiles:
                 yield file
 
     def older(self) -> list[str]:
-        """List the unread numbered files with the name of those that are read, in another division."""
+        """List the unread shards of another division of the same model."""
         numbered = [file for file in self.beside if NUMBERED.fullmatch(file)]
         stems = {_stem(file) for file in self.files} if numbered else set()
         return [file for file in numbered if _stem(file) in stems]

@@ -211,7 +211,7 @@ def test_the_first_rule_of_a_module_is_that_of_its_entry(module: str) -> None:
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_transformers_names_biases_of_codes_otherwise(world: int) -> None:
-    """`bias` is that of the outputs."""
+    """`bias` is then the bias of the outputs."""
     stored, section = affine(4, 64), {"bits": 4, "group_size": 64}
     want = weights(stored, section).get_weights("mlp.up").dequantize()
     renamed = {"qbiases" if name == "biases" else name: tensor for name, tensor in stored.items()}

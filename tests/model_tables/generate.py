@@ -71,7 +71,7 @@ def generate(model_type: str, class_name: str) -> dict[str, Any]:
 
 
 def fit_entry(samples: Sequence[Sample], defaults: Defaults) -> dict[str, Any]:
-    """Return the entry that explains samples."""
+    """Fit an entry to samples."""
     return Entry(Fitted(samples, frozenset(defaults.declared)), defaults).data()
 
 

@@ -53,7 +53,7 @@ def _keys_under(architecture: Architecture, prefix: str) -> list[str]:
 
 
 def prune(entry: dict[str, Any], contradicted: Mapping[str, str]) -> None:
-    """Weaken the rows that samples contradict: an unknown shape, or a tensor that may be missing."""
+    """Make the shape of a contradicted row unknown, or its tensor optional."""
     for line in entry["rows"]:
         keys = {*row_keys(line[0]), *row_keys(line[0].removesuffix(WEIGHT))}
         kinds = {contradicted[key] for key in keys if key in contradicted}

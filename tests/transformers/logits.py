@@ -55,7 +55,7 @@ def test_a_wrong_kernel_is_found_with_its_layer(monkeypatch: pytest.MonkeyPatch)
     wrong = "model.layers.1.mlp.up_proj"
 
     class Doubled(nn.Module):
-        """A kernel whose products are twice what they are."""
+        """Kernel with doubled products."""
 
         def __init__(self, kernel: Any) -> None:
             super().__init__()

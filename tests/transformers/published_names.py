@@ -15,15 +15,9 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from qload import convert
 from qload.architecture.published_names import transformers_name
 from qload.testing import assert_same_bits
+from tests.conversion.test_published_names import SECTION
 
 CONFIG = {"model_type": "deepseek_v4"}
-SECTION = {
-    "quant_method": "fp8",
-    "activation_scheme": "dynamic",
-    "fmt": "e4m3",
-    "scale_fmt": "ue8m0",
-    "weight_block_size": [128, 128],
-}
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 128,

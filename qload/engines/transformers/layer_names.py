@@ -133,7 +133,7 @@ class LayerMap:
 
     @property
     def layer_prefixes(self) -> set[str]:
-        """Prefixes of all layers but those of experts."""
+        """Prefixes of all layers except experts."""
         joined = (prefix for prefixes in self.linears.values() for prefix in prefixes)
         return {*joined, *self.embeddings.values(), *self.matrices.values()}
 

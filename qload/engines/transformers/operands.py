@@ -140,7 +140,7 @@ class Matrix(Operand):
         return self.T if first % 2 != second % 2 else self
 
     def dequantize(self) -> Tensor:
-        """Values; what is multiplied by them is not quantized, whatever is declared."""
+        """Values; a product with them quantizes no inputs, also where the checkpoint declares it."""
         values: Tensor = self.layer.typed.dequantize(self.dtype)
         return values.T if self.inputs_first else values
 

@@ -37,7 +37,7 @@ SECTION = "quantization_config"
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """Files that a model was loaded from.
+    """Source files of a loaded model.
 
     Attributes
     ----------

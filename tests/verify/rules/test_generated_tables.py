@@ -1,4 +1,4 @@
-"""What `verify` finds in models of types with a generated table, and what it leaves open."""
+"""`verify` on models of types with a generated table."""
 
 from pathlib import Path
 from typing import Any
