@@ -29,7 +29,6 @@ from qload.storage import is_directory, is_taken, read_whole, snapshot
 if TYPE_CHECKING:
     import torch
 
-    from qload.checkpoint import Checkpoint
     from qload.engines.model_types import ModelSizes
     from qload.engines.transformers.generation import TransformersModel
     from qload.hub import HubId
@@ -211,7 +210,9 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
 
     from qload.checkpoint import Checkpoint, check_all_read
     from qload.detect import read_model_config
+    from qload.engines.model_types import sizes_of_any_type
     from qload.models import TextConfig, check_prompt
+    from qload.models.decoder import unread_tensors_first
     from qload.models.images import check_image_tokens
     from qload.models.vision_config import vision_config
     from qload.storage import locate
@@ -223,7 +224,8 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
         raise ArgumentError("path", "a checkpoint with a config.json", f"none in {place}")
     pixels, text = None, arguments.text
     with Checkpoint.open(place) as checkpoint:
-        config = _read_config(checkpoint, place)
+        with unread_tensors_first(checkpoint.weights):
+            config = sizes_of_any_type(place, checkpoint.model_config)
         if arguments.images:
             pixels, text = _read_images(arguments, checkpoint.model_config)
     tokenizer = None if text is None else Tokenizer(place)
@@ -240,18 +242,6 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
     plan = RunPlan(config, ids, tokenizer, dtype, device, pixels)
     _check_memory(arguments, plan, group)
     return plan
-
-
-def _read_config(checkpoint: "Checkpoint", place: "Path") -> "TextConfig | ModelSizes":
-    """Read the config of the model; an error about tensors without a reader takes precedence over others."""
-    from qload.checkpoint import check_all_read
-    from qload.engines.model_types import sizes_of_any_type
-
-    try:
-        return sizes_of_any_type(place, checkpoint.model_config)
-    except ConfigError:
-        check_all_read(checkpoint.weights)
-        raise
 
 
 def _read_images(
@@ -353,7 +343,9 @@ def _load_model(
     if not isinstance(plan.config, TextConfig):
         from qload.engines.transformers.generation import TransformersModel
 
-        return TransformersModel.load(arguments.place, plan.config, **options, nonfinite=arguments.nonfinite)
+        model = TransformersModel.load(arguments.place, plan.config, **options, nonfinite=arguments.nonfinite)
+        model.logits(plan.ids)
+        return model
     decoder, embeddings = _load_decoder(arguments, plan, options)
     engine = Engine(decoder, max_tokens=len(plan.ids) + arguments.tokens, page_size=CACHE_PAGE_TOKENS)
     engine.warm_up(len(plan.ids))

@@ -138,8 +138,15 @@ def checked_config(
 
     UnreadTensorsError for the `weights` takes precedence.
     """
-    try:
+    with unread_tensors_first(weights):
         return text_config(config, facts)
+
+
+@contextmanager
+def unread_tensors_first(weights: Weights) -> Iterator[None]:
+    """Raise UnreadTensorsError for the `weights`, if there are such tensors, in place of a ConfigError."""
+    try:
+        yield
     except ConfigError:
         check_all_read(weights)
         raise

@@ -13,10 +13,11 @@ from safetensors.torch import save_file
 from qload.cli import main
 from qload.cli.output import UnsupportedCommandError
 from qload.cli.run import Generation, refuse_model_types, speed_lines
-from qload.errors import ConfigError
+from qload.errors import ConfigError, UnreadTensorsError
 from qload.models import Engine, Sampler, load_model
 from qload.models import memory as memory_module
 from tests.models import drawn
+from tests.support.unread import unknown_type
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # by the number of bits of a mantissa
 PROMPT = [3, 1, 4, 1, 5]
@@ -125,6 +126,14 @@ def test_a_type_without_a_model_is_refused_with_those_there_are(folder: Path) ->
     assert "model_type" in said
     assert "llama, mistral" in said
     assert "mambo" in said
+
+
+def test_an_unread_tensor_is_refused_before_the_type_of_the_model(tmp_path: Path) -> None:
+    unknown_type(tmp_path / "model")
+
+    assert run(tmp_path / "model", "--prompt-ids", "1").exit_code == 4
+    with pytest.raises(UnreadTensorsError):
+        load_model(tmp_path / "model")
 
 
 def test_no_config_is_refused(folder: Path) -> None:

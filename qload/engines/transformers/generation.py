@@ -72,12 +72,15 @@ class TransformersModel:
     ----------
     model
         Result of `load`.
+    sizes
+        Its sizes, by `read_sizes`.
     process_group
         The ranks.
     """
 
-    def __init__(self, model: Any, process_group: ProcessGroup = ALONE) -> None:
+    def __init__(self, model: Any, sizes: ModelSizes, process_group: ProcessGroup = ALONE) -> None:
         self.model: Any = model.eval()
+        self.sizes: ModelSizes = sizes
         self._ranks = collectives_of(process_group)
         ends = model.generation_config.eos_token_id
         self._eos: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else [*ends]
@@ -104,7 +107,7 @@ class TransformersModel:
                 tp_plan="auto" if parallel else None,
                 nonfinite=nonfinite,
             )
-        return cls(model, process_group)
+        return cls(model, sizes, process_group)
 
     @property
     def bytes(self) -> int:
@@ -117,7 +120,7 @@ class TransformersModel:
     @torch.no_grad()
     def logits(self, ids: Sequence[int]) -> Tensor:
         """Compute the logits (1, vocab) after a prompt `ids`."""
-        with refusals_as_config_error(self.model.config.model_type):
+        with refusals_as_config_error(self.sizes.type):
             logits: Tensor = self.model(input_ids=self._inputs(ids), use_cache=False).logits
         return logits[:, -1]
 
@@ -133,9 +136,7 @@ class TransformersModel:
         ArgumentError for ids outside of the vocabulary, for more tokens than positions, and for logits that
         are not finite.
         """
-        text = self.model.config.get_text_config(decoder=True)
-        positions = getattr(text, "max_position_embeddings", None) or MAX_POSITIONS
-        check_prompt(ids, tokens, text.vocab_size, positions)
+        check_prompt(ids, tokens, self.sizes.vocab, self.sizes.positions)
         if not tokens:
             return []
         inputs = self._inputs(ids)
@@ -146,7 +147,7 @@ class TransformersModel:
             eos_token_id=self._eos or None,
             pad_token_id=self._eos[0] if self._eos else 0,
         )
-        with refusals_as_config_error(self.model.config.model_type):
+        with refusals_as_config_error(self.sizes.type):
             self.model.generate(
                 inputs,
                 attention_mask=torch.ones_like(inputs),
