@@ -4,7 +4,7 @@ A size may be an expression of other sizes: `heads*head+2*kv*head` is a sum of p
 rounding down. Names are looked up in a table, and the names of a table are never enumerated.
 
 A predicate of layers is a text over the layer number `i`, such as `not i < first and experts > 0`. Its terms:
-`i < size`, `(i + 1) % size == 0` or another size, `size > 0`, `i in key` and `key[i] == value`, each with or
+`i < size`, `(i + 1) % size == 0` or another size, `size > 1`, `i in key` and `key[i] == value`, each with or
 without `not`. `key` is a list in the config; `i in key else TERM` has a term for a config without the list.
 """
 
@@ -198,7 +198,8 @@ def size_names(text: str, divisors: bool = True) -> frozenset[str]:
 
 TERM = re.compile(
     r"(?P<inverse>not )?"
-    r"(?:i < (?P<first>\w+)|\(i \+ (?P<shift>\d+)\) % (?P<period>\w+) == (?P<rest>\w+)|(?P<size>\w+) > 0"
+    r"(?:i < (?P<first>\w+)|\(i \+ (?P<shift>\d+)\) % (?P<period>\w+) == (?P<rest>\w+)"
+    r"|(?P<size>\w+) > (?P<least>\d+)"
     r"|i in (?P<members>[\w.]+)(?: else (?P<default>.+))?|(?P<kinds>[\w.]+)\[i\] == (?P<kind>\w+))"
 )
 
@@ -257,13 +258,13 @@ def _evaluate_term(term: Mapping[str, str | None], lists: Lists, sizes: Sizes, l
     elif key := term["kinds"]:
         value = _is_kind(lists(key), term["kind"], layer)
     else:
-        size = sizes[term["first"] or term["period"] or term["size"] or ""]
+        size = evaluate_size(term["first"] or term["period"] or term["size"] or "0", sizes)
         if size is None:
             value = None
         elif term["first"]:
             value = layer < size
         elif term["size"]:
-            value = size > 0
+            value = size > int(term["least"] or 0)
         else:
             rest = evaluate_size(term["rest"] or "0", sizes)
             value = None if rest is None else size > 0 and (layer + int(term["shift"] or 0)) % size == rest

@@ -50,7 +50,8 @@ def test_every_name_in_an_entry_is_defined() -> None:
         keys = [key for row in table.rows for key in row_keys(row.name)]
         used = {name for row in table.rows for part in row.shape.split() for name in size_names(part)}
         terms = [term for text in table.predicates.values() for term in parse_predicate(text)]
-        used |= {size for term in terms for size in (term["first"], term["period"], term["size"]) if size}
+        named = (term[key] or "0" for term in terms for key in ("first", "period", "size"))
+        used |= {size for size in named if not size.isdecimal()}
         flags = {flag.removeprefix("!") for row in table.rows for flag in row.when.split()}
         names = {row.name for row in table.rows}
 

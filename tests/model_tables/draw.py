@@ -161,8 +161,9 @@ def _integers(one: Field) -> Iterator[int]:
         yield 0
     if LAYERS.fullmatch(one.leaf) and value > 1:
         yield from (count for count in LAYER_COUNTS if count != value)
-    elif EXPERTS.fullmatch(one.leaf) and value > FEW_EXPERTS:
-        yield from (FEW_EXPERTS // 2, 2 * FEW_EXPERTS, 3 * FEW_EXPERTS)
+    elif EXPERTS.fullmatch(one.leaf) and value > 1:
+        few_experts = min(value, FEW_EXPERTS)
+        yield from (1, few_experts // 2, 2 * few_experts, 3 * few_experts)
     elif value <= 0:
         yield from (1, 2)
     elif value < SMALL:

@@ -12,6 +12,7 @@ from tests.model_tables.build import Sample, build_sample
 from tests.model_tables.draw import EXPERTS, FEW_LAYERS, LISTS, SMALL, Changes, Field, few, fields_of
 
 DRAWS, TRIES = 30, 5
+FOREIGN = "foreign_text"
 MAX_TENSORS = 4000  # of a sample
 
 
@@ -32,6 +33,10 @@ def explore(model_class: type[PreTrainedModel], seed: str) -> Explored:
     first = build_sample(model_class, base)
     samples, relevant, stuck = [first], [], []
     for one in fields:
+        if isinstance(one.default, tuple) and all(isinstance(text, str) for text in one.default):
+            sample = attempt(model_class, {**base, one.name: [FOREIGN]})
+            if sample and any(FOREIGN in name for name in sample.shapes):
+                raise ValueError(f"names of its tensors are texts of the config: {one.name}")
         if one.leaf in LISTS:
             _keep_kinds(model_class, one, base)
         found = list(_singles(model_class, one, base, first))

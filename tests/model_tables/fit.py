@@ -52,7 +52,12 @@ class Expressions:
         quotients = []
         for top, value in enumerate(values):
             for bottom, other in enumerate(values):
-                if top != bottom and (other > 0).all() and (value // other > 0).all():
+                if (
+                    top != bottom
+                    and (other > 0).all()
+                    and (value // other > 0).all()
+                    and (value // other != 1).any()
+                ):
                     quotients.append((top, bottom))
                     text = f"{names[top]}/{names[bottom]}"
                     add(text, value // other)
@@ -89,15 +94,15 @@ class Expressions:
 
     def _sum_of_two(self, wanted: int, places: Mapping[int, int], values: Values) -> str | None:
         total = int(self.weights.sum())
+        for constant in (1, 2, 3, 4, 8, 16):
+            rest = _wrap(wanted - constant * total)
+            if (other := places.get(rest)) is not None:
+                return f"{self.texts[other]}+{constant}"
         with np.errstate(over="ignore"):
             rests = np.int64(wanted) - self.hashes[: self.simple]
         for at, rest in enumerate(rests):
             if (other := places.get(int(rest))) is not None:
                 return f"{self.texts[at]}+{self.texts[other]}"
-        for constant in (1, 2, 3, 4, 8, 16):
-            rest = _wrap(wanted - constant * total)
-            if (other := places.get(rest)) is not None:
-                return f"{self.texts[other]}+{constant}"
         return None
 
     def _sum_of_three(self, wanted: int, places: Mapping[int, int]) -> str | None:

@@ -280,11 +280,16 @@ class Fitted:
                         yield f"{name}[i] == {member}", [str(lists[at][i]) == member for at, i in self.points]
             if all(type(member) is int for value in lists for member in value):
                 yield f"i in {name}", [i in lists[at] for at, i in self.points]
+        yield "i < 1", [i < 1 for _, i in self.points]
         yield from self._offsets()
         for name in self.integers:
             values = [self.value(at, name) for at in range(len(self.samples))]
-            if 0 in values and None not in values and any(values):
-                yield f"{name} > 0", [bool(values[at]) for at, _ in self.points]
+            if None in values:
+                continue
+            counts = np.array(values, np.int64)
+            for least in (0, 1):
+                if least in values and (counts > least).any():
+                    yield f"{name} > {least}", [values[at] > least for at, _ in self.points]
         own = [
             name for name in self.varying if name.rpartition(".")[0] == self.section and name != self.count
         ]
@@ -512,8 +517,8 @@ class Entry:
         def renamed(found: re.Match[str]) -> str:
             return found[0].replace(found[1], self.name_of(found[1]))
 
-        text = re.sub(r"i < ([\w.]+)", renamed, text)
-        text = re.sub(r"([\w.]+) > 0", renamed, text)
+        text = re.sub(r"i < ([A-Za-z][\w.]*)", renamed, text)
+        text = re.sub(r"([\w.]+) > \d", renamed, text)
         text = re.sub(r"\) % ([\w.]+) ==", renamed, text)
         text = re.sub(r"(i in [\w.]+)", r"\1 else unknown > 0", text)
         return re.sub(r"\) % \w+ == ([A-Za-z][\w.]*)", renamed, text)

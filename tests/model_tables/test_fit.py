@@ -56,6 +56,13 @@ def test_a_large_constant_that_a_size_explains_is_the_size() -> None:
     assert Expressions.of(sizes, 3).explain([4096] * 3) == "hidden"
 
 
+def test_a_sum_with_a_constant_precedes_sums_with_sizes_that_do_not_vary() -> None:
+    sizes = {**SIZES, "codebooks": [8] * 6, "kernel": [7] * 6, "one": [1] * 6}
+    target = [size + 1 for size in SIZES["wide"]]
+
+    assert Expressions.of(sizes, 6).explain(target) == "wide+1"
+
+
 def test_the_smallest_conjunctions_come_first() -> None:
     literals = {
         "even": np.array([1, 0, 1, 0, 1, 0], bool),
