@@ -13,7 +13,7 @@ from qload.cli.options import is_verbose, verbose_option
 from qload.cli.output import exit_on_error
 from qload.cli.plan import explain, plan
 from qload.cli.run import run
-from qload.cli.testing import make_checkpoint, selftest, vectors
+from qload.cli.testing import make_checkpoint, scoreboard, selftest, vectors
 from qload.cli.verify import diff, inspect, verify
 from qload.errors.reporting import qload_version
 
@@ -89,6 +89,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
         bench_load,
         make_checkpoint,
         selftest,
+        scoreboard,
         vectors,
     ],
     epilog=EPILOG,

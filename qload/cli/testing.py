@@ -1,4 +1,4 @@
-"""The verbs selftest, make-checkpoint and vectors: the test harness on the command line."""
+"""The verbs selftest, scoreboard, make-checkpoint and vectors: the test harness on the command line."""
 
 import importlib
 import json
@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from qload.cli.options import OutputFolder, json_option, output_folder_option, verbose_option
+from qload.cli.options import NonemptyPath, OutputFolder, json_option, output_folder_option, verbose_option
 from qload.cli.output import print_data
+from qload.cli.text import escape, format_count
 from qload.errors.reporting import SCHEMA
 
 SELFTEST_EPILOG = """\b
@@ -119,6 +120,70 @@ def _print_faults(report: dict[str, Any]) -> None:
     columns = [name for name in rows[0] if name not in ("fault", "words")] if rows else []
     named_rows = [NamedRow(row["fault"], [Text(str(row[name] or "")) for name in columns]) for row in rows]
     stdout().print(NameTable("fault", columns, named_rows))
+
+
+SCOREBOARD_EPILOG = """\b
+Examples:
+  pytest tests/kernels --qload-report=report.json
+  qload scoreboard report.json
+  qload scoreboard cpu.json gpu.json --markdown > scoreboard.md
+  qload scoreboard report.json --json | jq -r '.rows[] | [.subject, .result] | @tsv'
+
+Exit codes: 0 no subject fails, 1 some subjects fail, or a report cannot be read, 2 the command is wrong, 3 a
+bug of qload."""
+
+
+@click.command(epilog=SCOREBOARD_EPILOG)
+@click.argument(
+    "reports",
+    type=NonemptyPath(exists=True, dir_okay=False, path_type=Path),
+    nargs=-1,
+    required=True,
+    metavar="REPORT...",
+)
+@json_option
+@click.option("--markdown", is_flag=True, help="Print a page in Markdown, with each failure.")
+@verbose_option
+def scoreboard(reports: tuple[Path, ...], as_json: bool | None, markdown: bool) -> None:
+    """Show the results of suites of qload.conformance, with a row for each subject.
+
+    REPORT is a file that `pytest --qload-report=FILE` wrote. A row has the version of the subject, the cases
+    that ran, the skipped ones with reasons, the largest error in units of the bound of rounding, failed tests
+    by their diagnosis, and the command that repeats them.
+    """
+    from qload.conformance.scoreboard import make_scoreboard, read_report
+
+    board = make_scoreboard([read_report(path) for path in reports])
+    if markdown:
+        click.echo(board.as_markdown(), nl=False)
+    else:
+        report = {"schema": SCHEMA, **board.to_json()}
+        subjects = format_count(len(board.rows), "subject")
+        lines = [f"{len(board.failing)} of {subjects} fail"]
+        lines += [f"fails  {escape(row.subject)}: {row.result}" for row in board.failing]
+        print_data(report, as_json, _print_scoreboard, lines)
+    raise SystemExit(1 if board.failing else 0)
+
+
+def _print_scoreboard(report: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from qload.cli.tables import NamedRow, NameTable, stdout
+
+    out = stdout()
+    columns = ["version", "suite", "cases", "error / bound", "result"]
+    rows = []
+    for row in report["rows"]:
+        error = "" if row["error"] is None else f"{row['error']:.3g}"
+        owner = f"{row['package']} {row['version']}".strip()
+        cells = (owner, row["suite"], str(row["cases"]), error, row["result"])
+        rows.append(NamedRow(escape(row["subject"]), [Text(escape(cell)) for cell in cells]))
+    out.print(NameTable("subject", columns, rows))
+    for row in report["rows"]:
+        for failure in row["failures"]:
+            out.print(Text(f"\n{escape(row['subject'])}  {escape(failure['fault'])}", "red"))
+            for line in (failure["case"], *failure["lines"], failure["replay"]):
+                out.print(Text(f"  {escape(line)}"))
 
 
 MAKE_EPILOG = """\b

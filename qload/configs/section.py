@@ -105,9 +105,10 @@ def validate(model: type[Model], source: FoundConfig) -> Model:
         first, *others = error.errors(include_url=False, include_context=False)
         key = ".".join(str(part) for part in first["loc"])
         missing = first["type"] == "missing"
+        also = ", ".join(dict.fromkeys(source.key(str(e["loc"][0])) for e in others))
         raise source.error(
             key,
             "a value" if missing else first["msg"].removeprefix("Input should be "),
             "nothing" if missing else value_text(first["input"]),
-            "also     " + ", ".join(source.key(str(e["loc"][0])) for e in others) if others else "",
+            f"also     {also}" if also else "",
         ) from error

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import sys
 from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -90,11 +94,13 @@ class CaseReport:
             assert isinstance(report.longrepr, tuple)  # path, line, reason
             reason = report.longrepr[2].removeprefix("Skipped: ")
         expected = hasattr(report, "wasxfail") and report.skipped
+        failure = recorded[-1].get("failure") or _last_line(report.longreprtext)
         entry = {
             "test": report.nodeid,
             **recorded[-1],
             "outcome": "xfailed" if expected else report.outcome,
             **({"reason": reason} if reason else {}),
+            **({"failure": failure} if report.failed or expected else {}),
         }
         self.tests = [each for each in self.tests if each["test"] != report.nodeid]
         self.tests.append(entry)
@@ -105,10 +111,29 @@ class CaseReport:
             "version": 1,
             "tier": self.config.getoption("qload_tier") or "default",
             "device": self.config.getoption("qload_device") or "cpu",
+            **_describe_run(),
             "outcomes": dict(Counter(test["outcome"] for test in self.tests)),
             "tests": sorted(self.tests, key=lambda test: test["test"]),
         }
         self.path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _last_line(text: str) -> str:
+    """Return the last line of the `text` of an error that no check raised, or ""."""
+    lines = [line for line in text.splitlines() if line.startswith("E  ")]
+    return lines[-1].removeprefix("E").strip() if lines else ""
+
+
+def _describe_run() -> dict[str, str]:
+    """Return the date, the machine, its instruction set and the versions of a run."""
+    torch = sys.modules.get("torch")  # absent if no test ran
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
+        "isa": torch.backends.cpu.get_cpu_capability() if torch else "",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__) if torch else "",
+    }
 
 
 @dataclass(frozen=True)

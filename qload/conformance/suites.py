@@ -6,6 +6,7 @@ Their base has cases as parameters, skips with reasons, and reports of failures.
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +30,9 @@ class Suite:
     ----------
     format
         The name of a checkpoint format, as in `qload formats`.
+    subject, package
+        What is tested, for reports: the name of a function or class, by default of the suite; and its
+        distribution, whose version reports have.
     dtypes
         Of activations; most cases have the first.
     threads
@@ -37,6 +41,8 @@ class Suite:
     """
 
     format: ClassVar[str] = ""
+    subject: ClassVar[str] = ""
+    package: ClassVar[str] = ""
     dtypes: ClassVar[tuple[str, ...]] = ("float16",)
     threads: ClassVar[int] = 1
 
@@ -66,6 +72,15 @@ class Suite:
             refused[case.id] = reason
         first, why = next(iter(refused.items()))
         pytest.fail(f"all {len(refused)} cases are refused, {first} because: {why}", pytrace=False)
+
+
+def _describe(suite: Suite) -> dict[str, str]:
+    """Return the entries of a report that describe the subject of a `suite`."""
+    kind = next(base.__name__ for base in type(suite).__mro__ if base.__module__ == __name__)
+    described = {"kind": kind, "subject": suite.subject or type(suite).__name__}
+    if not suite.package:
+        return described
+    return {**described, "package": suite.package, "version": metadata.version(suite.package)}
 
 
 def ask_support(suite: Suite, case: ConformanceCase) -> tuple[bool, str]:
@@ -103,7 +118,7 @@ class CaseRun:
         supported, reason = ask_support(suite, case)
         self.suite, self.case, self.node, self.make = suite, case, request.node, make
         self.device = option(request.config, "device", "cpu")
-        self.report: dict[str, Any] = {"case": case.id, "suite": type(suite).__name__}
+        self.report: dict[str, Any] = {"case": case.id, "suite": type(suite).__name__, **_describe(suite)}
         self.node.user_properties.append(("qload", self.report))
         if not supported:
             pytest.skip(reason or "the subject refuses it without a reason")
@@ -116,11 +131,13 @@ class CaseRun:
         except AssertionError as error:
             failure = error  # raised below: within this block pytest would print it too
         smallest, text = self._smallest(name, str(failure))
+        replay = self._replay(smallest)
         self.report |= {
             "failure": text,
             "fault": getattr(getattr(failure, "diagnosis", None), "fault", None),
+            "replay": replay,
         }
-        pytest.fail(f"{smallest.id}: {text}\n  replay    {self._replay(smallest)}", pytrace=False)
+        pytest.fail(f"{smallest.id}: {text}\n  replay    {replay}", pytrace=False)
 
     def _run(self, case: ConformanceCase, name: str) -> dict[str, Any] | None:
         from qload.verify.workers import torch_threads

@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[list[Any], int, str]] = {
     "doctor": ([], 0, "cpu"),
     "formats": ([], 0, ""),
     "bench-load": ([AWQ, "--rounds", "1"], 0, f"{AWQ}: 1.0 MiB to cpu"),
+    "scoreboard": ([Path(__file__).parent / "report.json"], 1, "1 of 2 subjects fail"),
     "selftest": (["tests.testing.selftest.test_matrix:Plain"], 0, ""),
 }
 

@@ -48,6 +48,7 @@ COMMANDS: dict[str, list[Any]] = {
     "doctor": [],
     "formats": [],
     "bench-load": ["in", "--rounds", "1"],
+    "scoreboard": [Path(__file__).parent / "report.json"],
     "selftest": ["module:Class"],
 }
 

@@ -1,10 +1,12 @@
 """The plugin in a pytest of its own: tiers, expected failures, the report, and what a failure prints."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from qload.conformance import cases
 from qload.conformance.plugin import LINE_FORM, ExpectedFailure, read_expected_failures
@@ -17,6 +19,7 @@ from qload.conformance import LinearKernelSuite
 
 class TestMine(LinearKernelSuite):
     format = "unquantized"
+    subject, package = "float32 product", "torch"
     def pack(self, weight):
         return weight.weight
     def gemm(self, x, w):
@@ -46,6 +49,16 @@ def test_a_run_with_a_report_of_each_case(tmp_path: Path) -> None:
     shifted = by_test["TestShifted::test_reads_back"]
     assert (shifted["outcome"], shifted["fault"]) == ("failed", "outputs-shifted")
     assert shifted["case"] == "unquantized.w16.k256n128"
+    assert shifted["replay"].startswith("pytest 'test_mine.py::TestShifted::test_reads_back[unquantized.")
+    described = {name: shifted[name] for name in ("kind", "subject", "package", "version")}
+    assert described == {
+        "kind": "LinearKernelSuite",
+        "subject": "float32 product",
+        "package": "torch",
+        "version": torch.__version__,
+    }
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", report["date"])
+    assert (report["isa"], report["torch"]) == (torch.backends.cpu.get_cpu_capability(), torch.__version__)
     assert by_test["TestMine::test_reads_back"]["outcome"] == "passed"
     assert 0 < by_test["TestMine::test_stays_within_the_bound"]["error of bound"] <= 1
     assert by_test["TestNone::test_reads_back"]["outcome"] == "skipped"
@@ -57,6 +70,15 @@ def test_a_run_with_a_report_of_each_case(tmp_path: Path) -> None:
     assert replay in output
     assert "all 1 cases are refused, unquantized.w16.k256n128 because: no such kernel here" in output
     assert len(output.splitlines()) < 80
+
+
+def test_a_report_has_the_error_of_a_kernel(tmp_path: Path) -> None:
+    raising = KERNEL.replace("return (x.float()", "raise ValueError('no such operator'); return (x.float()")
+    options = ("--qload-report=report.json", "-k", "TestMine and reads_back")
+    run_here(tmp_path, {"test_mine.py": raising}, *options)
+
+    (entry,) = json.loads((tmp_path / "report.json").read_text())["tests"]
+    assert (entry["outcome"], entry["failure"]) == ("failed", "ValueError: no such operator")
 
 
 def test_expected_failures_are_strict_and_told(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ COMMANDS: dict[str, list[Call] | None] = {
     "layout": NO_CHECKPOINT,
     "doctor": NO_CHECKPOINT,
     "make-checkpoint": NO_CHECKPOINT,
+    "scoreboard": NO_CHECKPOINT,
     "selftest": NO_CHECKPOINT,
     "vectors": NO_CHECKPOINT,
 }

@@ -95,6 +95,7 @@ VERBS: dict[str, tuple[int, list[str]] | None] = {
     "layout": None,
     "doctor": None,
     "make-checkpoint": None,
+    "scoreboard": None,
     "selftest": None,
     "vectors": None,
 }
