@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -155,6 +156,17 @@ def test_help_has_examples_and_the_exit_codes(arguments: list[str], golden: Any)
     assert "Examples:" in result.stdout
     assert "Exit codes: 0" in " ".join(result.stdout.split())
     assert result.stdout == golden
+
+
+def test_the_module_shows_the_name_of_the_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "--help"])
+
+    with pytest.raises(SystemExit):
+        runpy.run_module("qload", run_name="__main__")
+
+    assert capsys.readouterr().out.startswith("Usage: qload [OPTIONS]")
 
 
 def test_help_answers_without_torch() -> None:

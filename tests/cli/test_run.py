@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from qload.cli import main
 from qload.cli.output import UnsupportedCommandError
 from qload.cli.run import Generation, refuse_model_types, speed_lines
+from qload.engines.model_types import ModelSizes, sizes_of_any_type
 from qload.errors import ConfigError, UnreadTensorsError
 from qload.models import Engine, Sampler, load_model
 from qload.models import memory as memory_module
@@ -264,3 +266,19 @@ def test_without_transformers_the_refusal_of_a_type_names_the_package(
 
     assert result.exit_code == 2
     assert "pip install 'qload-weights[transformers]'" in result.stderr
+
+
+def test_sizes_of_another_type_are_read_from_the_folder_and_by_the_type(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, read = ModelSizes("granite", "transformers 1", 2, 64, 256, 128, None), Mock()
+    read.read_sizes.side_effect = [sizes, None]
+    monkeypatch.setitem(sys.modules, "qload.engines.transformers.generation", read)
+
+    assert sizes_of_any_type(folder, {"model_type": "granite"}) is sizes
+    with pytest.raises(ConfigError, match="model_type"):
+        sizes_of_any_type(folder, {"model_type": "unheard"})
+    assert [each.args for each in read.read_sizes.call_args_list] == [
+        (folder, "granite"),
+        (folder, "unheard"),
+    ]

@@ -1,8 +1,10 @@
 """The suites of loaders, packers and kernels of experts: sound subjects pass, wrong ones are told apart."""
 
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -10,7 +12,13 @@ from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from qload import FakeWorld, open_checkpoint
-from qload.conformance import ConformanceCase, ExpertsKernelSuite, LoaderSuite, PackerSuite
+from qload.conformance import (
+    ConformanceCase,
+    ExpertsKernelSuite,
+    LinearKernelSuite,
+    LoaderSuite,
+    PackerSuite,
+)
 from qload.conformance.expert_checks import ExpertChecks
 from qload.conformance.loader_checks import (
     COLUMN,
@@ -20,6 +28,7 @@ from qload.conformance.loader_checks import (
     write_checkpoint,
 )
 from qload.conformance.packer_checks import PackerChecks
+from qload.conformance.suites import Suite
 from qload.errors import ArgumentError
 from qload.layouts import gptq
 from qload.spec import named
@@ -315,6 +324,22 @@ def test_what_a_subject_cannot_show_is_skipped_with_the_reason(tmp_path: Path) -
             check()
 
         assert caught.value.msg == reason
+
+
+SUITES = (LinearKernelSuite, ExpertsKernelSuite, LoaderSuite, PackerSuite)
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_each_test_of_a_suite_runs_the_check_of_its_name(suite: type[Suite]) -> None:
+    tests = {name: test for name, test in vars(suite).items() if name.startswith("test_")}
+    for name, test in tests.items():
+        trial = Mock()
+        options = {"damage": "scales-missing"} if "damage" in signature(test).parameters else {}
+        test(None, trial, **options)
+
+        check = "scales_missing_is_refused" if options else name.removeprefix("test_")
+        assert trial.mock_calls == [call.check(check)]
+    assert tests
 
 
 class Experts(ExpertsKernelSuite):

@@ -77,6 +77,7 @@ def test_parts_of_quantized_layers_and_of_experts_are_missed_in_any_type(
         ([], {"architecture-missing"}),
         (None, {"architecture-missing"}),
         ([7], set()),
+        (["AdapterMixin", "LlamaForCausalLM"], {"architecture-missing"}),
     ],
 )
 def test_a_draft_may_lack_what_it_takes_from_its_model(named: Any, found: set[str], tmp_path: Path) -> None:
