@@ -30,6 +30,12 @@ STACKED = {
     "w2": ("down_proj",),
 }
 PREDICT = Size(("num_nextn_predict_layers",), 0, 0)
+# Type -> number of its first layers without experts, in a published config without `mlp_layer_types`.
+FIRST_DENSE = {"glm4_moe_lite": Size((), 1)}
+DENSE_LAYERS = {
+    "mlp_layer_types[i] == dense": "i < first_dense",
+    "mlp_layer_types[i] == sparse": "not i < first_dense",
+}
 
 
 @cache
@@ -43,7 +49,16 @@ def read_file() -> Mapping[str, Any]:
 def generated_table(model_type: str) -> Table | None:
     """Return the table of a type of model; None for a type that is not in the file."""
     stored = read_file()["types"].get(model_type)
-    return None if stored is None else table_of(stored)
+    if stored is None:
+        return None
+    table, first = table_of(stored), FIRST_DENSE.get(model_type)
+    if first is None:
+        return table
+    predicates = {
+        name: f"{text} else {DENSE_LAYERS[text]}" if text in DENSE_LAYERS else text
+        for name, text in table.predicates.items()
+    }
+    return replace(table, sizes={**table.sizes, "first_dense": first}, predicates=predicates)
 
 
 def table_of(stored: Mapping[str, Any]) -> Table:

@@ -487,6 +487,8 @@ GATING: Mapping[str, Gating] = {
     "qwen3_moe": Gating(),
     "deepseek_v2": Gating(),
     "deepseek_v3": Gating(),
+    "glm4_moe": Gating(),
+    "glm4_moe_lite": Gating(),
     "gpt_oss": Gating(alpha=("swiglu_alpha", 1.702), limit=("swiglu_limit", 7.0)),
     "llama4_text": Gating(weighted="input"),
 }

@@ -5,7 +5,8 @@ rounding down. Names are looked up in a table, and the names of a table are neve
 
 A predicate of layers is a text over the layer number `i`, such as `not i < first and experts > 0`. Its terms:
 `i < size`, `(i + 1) % size == 0` or another size, `size > 1`, `i in key` and `key[i] == value`, each with or
-without `not`. `key` is a list in the config; `i in key else TERM` has a term for a config without the list.
+without `not`. `key` is a list in the config; `i in key else TERM` and `key[i] == value else TERM` have a term
+for a config without the list.
 """
 
 import re
@@ -200,7 +201,8 @@ TERM = re.compile(
     r"(?P<inverse>not )?"
     r"(?:i < (?P<first>\w+)|\(i \+ (?P<shift>\d+)\) % (?P<period>\w+) == (?P<rest>\w+)"
     r"|(?P<size>\w+) > (?P<least>\d+)"
-    r"|i in (?P<members>[\w.]+)(?: else (?P<default>.+))?|(?P<kinds>[\w.]+)\[i\] == (?P<kind>\w+))"
+    r"|i in (?P<members>[\w.]+)(?: else (?P<default>.+))?"
+    r"|(?P<kinds>[\w.]+)\[i\] == (?P<kind>\w+)(?: else (?P<derived>.+))?)"
 )
 
 
@@ -256,7 +258,11 @@ def _evaluate_term(term: Mapping[str, str | None], lists: Lists, sizes: Sizes, l
     if key := term["members"]:
         value = _is_member(lists(key), term["default"], lists, sizes, layer)
     elif key := term["kinds"]:
-        value = _is_kind(lists(key), term["kind"], layer)
+        listed, derived = lists(key), term["derived"]
+        if listed is None and derived:
+            value = evaluate_predicate(derived, lists, sizes, layer)
+        else:
+            value = _is_kind(listed, term["kind"], layer)
     else:
         size = evaluate_size(term["first"] or term["period"] or term["size"] or "0", sizes)
         if size is None:
