@@ -10,7 +10,7 @@ Source: the routers of transformers 5.23.0, by type of model:
     top_k_softmax    gpt_oss
     top_k_sigmoid    llama4_text
     softmax_grouped  deepseek_v2
-    sigmoid_grouped  deepseek_v3
+    sigmoid_grouped  deepseek_v3, glm4_moe, glm4_moe_lite
 
 `routed_scaling_factor` multiplies these weights alone; shared experts have no routing weight.
 
@@ -326,6 +326,17 @@ class _DeepseekV3(_Router):
         }
 
 
+class _Glm4Moe(_DeepseekV3):
+    n_group: Count = 1
+    topk_group: Count = 1
+    routed_scaling_factor: Number = 1.0
+
+
+class _Glm4MoeLite(_Glm4Moe):
+    num_experts_per_tok: Count = 4
+    routed_scaling_factor: Number = 1.8
+
+
 ROUTERS: Mapping[str, type[_Router]] = {
     "mixtral": _Mixtral,
     "qwen2_moe": _Qwen2,
@@ -334,6 +345,8 @@ ROUTERS: Mapping[str, type[_Router]] = {
     "llama4_text": _Llama4,
     "deepseek_v2": _DeepseekV2,
     "deepseek_v3": _DeepseekV3,
+    "glm4_moe": _Glm4Moe,
+    "glm4_moe_lite": _Glm4MoeLite,
 }
 
 

@@ -229,6 +229,8 @@ class Attention(nn.Module):
         """
         if not self.mask.rotary or self.config.head_norm == "after rope":
             return None
+        if self.rope.config.dim != self.config.head_dim:
+            return None
         norms = None
         if self.config.head_norm == "before rope":
             norms = (self.q_norm.weight, self.k_norm.weight)

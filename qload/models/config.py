@@ -6,6 +6,7 @@ code for a model type does not read are ignored.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any
 
 import torch
@@ -13,6 +14,7 @@ from pydantic import Field
 
 from qload.architecture import Architecture, architecture_of
 from qload.architecture.architecture import INNER
+from qload.architecture.table import size_names
 from qload.configs import Excerpt, FoundConfig, validate, value_text
 from qload.detect.config_reader import MODEL_CONFIG
 from qload.errors import ArgumentError, ConfigError, check_fields, checked
@@ -31,7 +33,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LatentSize = Annotated[int, Field(ge=1, le=MAX_LATENT_SIZE)]
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-LATENT_TYPES = ("deepseek_v2", "deepseek_v3")
+LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
@@ -96,7 +98,9 @@ def latent_config(config: Mapping[str, Any]) -> LatentConfig | None:
     model = architecture_of(config)
     if model is None or model.type not in LATENT_TYPES:
         return None
-    fields = validate(_LatentFields, _text_section(config, model))
+    section = _text_section(config, model)
+    values = {**FAMILIES[model.type].defaults, **section.values}
+    fields = validate(_LatentFields, FoundConfig(section.file, section.section, values))
     return LatentConfig(
         fields.q_lora_rank,
         fields.kv_lora_rank,
@@ -346,8 +350,15 @@ class _Sizes:
         return kv_heads
 
     def outputs(self, name: str) -> int:
-        """Return the outputs N of a matrix of the first layer; 0 for a matrix outside the architecture."""
-        shape = self.architecture.expected(f"model.layers.0.{name}")
+        """Return the outputs N of a matrix of the first layer; 0 for a matrix outside the architecture.
+
+        ConfigError for a matrix of unknown size: without it a layer would lack a part.
+        """
+        prefix = f"model.layers.0.{name}"
+        place, shape = self.architecture.find(prefix), self.architecture.expected(prefix)
+        if place is not None and shape is None:
+            for size in sorted({*chain.from_iterable(map(size_names, place.row.shape.split()))}):
+                self.require(size)
         return shape[0] if shape else 0
 
     def sparse_layers(self, family: Family) -> frozenset[int]:

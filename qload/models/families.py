@@ -24,6 +24,8 @@ class Family:
         Default of `rope_theta`.
     rope
         Rope parameters of a config without any.
+    rotary_share
+        Default of `partial_rotary_factor`, the rotated share of a head; None: heads are rotated whole.
     windows
         Layers with sliding-window attention. "none"; "every": all, if `sliding_window` is set; "switched":
         all, if `use_sliding_window` is set too; "typed": if that is set, the layers that `layer_types` names,
@@ -42,6 +44,7 @@ class Family:
     defaults: Mapping[str, Any]
     theta: float = 10000.0
     rope: Mapping[str, Any] = field(default_factory=dict)
+    rotary_share: float | None = None
     windows: Windows = "none"
     pairs: bool = False
     head_norm: HeadNorm = "none"
@@ -94,4 +97,15 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "deepseek_v2": Family(_defaults(1e-6, 2048), pairs=True, shared="shared_experts"),
     "deepseek_v3": Family(_defaults(1e-6, 4096, 1), pairs=True, shared="shared_experts"),
+    "glm4_moe": Family(
+        _defaults(1e-5, 131072, None, use_qk_norm=False),
+        rotary_share=0.5,
+        head_norm="before rope",
+        shared="shared_experts",
+    ),
+    "glm4_moe_lite": Family(
+        _defaults(1e-5, 202752, 1, q_lora_rank=768, qk_nope_head_dim=192, v_head_dim=256),
+        pairs=True,
+        shared="shared_experts",
+    ),
 }

@@ -86,18 +86,23 @@ class _RopeFields(Excerpt):
     attention_factor: Positive | None = None
     mscale: NonNegative | None = None
     mscale_all_dim: NonNegative | None = None
-    partial_rotary_factor: Annotated[float, Field(ge=1, le=1)] | None = None
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 def rope_config(model: FoundConfig, family: Family, dim: int, pairs: bool, positions: int) -> RopeConfig:
     """Read the rope config of a `model` from its config, in the hub's or transformers 5's spelling.
 
-    `dim`: rotated elements of a head; `pairs`: whether neighbours are rotated; `positions`: the context
-    length. ConfigError names the key of an invalid or unsupported value: "dynamic", "longrope" and other
-    types, rope parameters per type of layer, partial rotation of a head.
+    `dim`: elements of a head, which a `family` with a `rotary_share` rotates in part; `pairs`: whether
+    neighbours are rotated; `positions`: the context length. ConfigError names the key of an invalid or
+    unsupported value: "dynamic", "longrope" and other types, rope parameters per type of layer, partial
+    rotation in a family without.
     """
     section = _rope_section(model, family)
     fields = validate(_RopeFields, section)
+    share = fields.partial_rotary_factor
+    if share is not None and family.rotary_share is None and share != 1:
+        raise section.error("partial_rotary_factor", "1, as heads are rotated whole", f"{share:g}")
+    dim = int(dim * (share or 1))
     factor, original = fields.factor, fields.original_max_position_embeddings or positions
     if factor is None and fields.rope_type == "yarn":
         factor = positions / original
@@ -139,9 +144,10 @@ def _rope_section(model: FoundConfig, family: Family) -> FoundConfig:
     values = dict(section)
     values.setdefault("rope_type", values.get("type", "default"))
     values.setdefault("rope_theta", model.values.get("rope_theta", family.theta))
-    for name in ("partial_rotary_factor", ORIGINAL_POSITIONS_KEY):
-        if model.values.get(name) is not None:
-            values.setdefault(name, model.values[name])
+    for name, default in (("partial_rotary_factor", family.rotary_share), (ORIGINAL_POSITIONS_KEY, None)):
+        value = model.values.get(name, default)
+        if value is not None:
+            values.setdefault(name, value)
     return FoundConfig(model.file, model.key(key) if key else model.section, values)
 
 
@@ -173,8 +179,14 @@ class Rope(nn.Module):
         return angles.cos() * self.scale, angles.sin() * self.scale
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate the heads `x` (T, heads, D) by `cos` and `sin`, in pairs or in halves as the config says."""
-        return (rotate_pairs if self.config.pairs else rotate_halves)(x, cos, sin)
+        """Rotate the heads `x` (T, heads, D) by `cos` and `sin`, in pairs or in halves as the config says.
+
+        Elements from `config.dim` on stay as they are.
+        """
+        rotate, dim = rotate_pairs if self.config.pairs else rotate_halves, self.config.dim
+        if x.shape[-1] <= dim:
+            return rotate(x, cos, sin)
+        return torch.cat([rotate(x[..., :dim], cos, sin), x[..., dim:]], -1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(uncast(fn), recurse)  # type: ignore[no-untyped-call]

@@ -34,7 +34,7 @@ from qload.formats import (
 )
 from qload.layouts import STORED_MINUS_ONE, Stored
 from qload.loader import ConfiguredFormat
-from qload.models.config import text_config
+from qload.models.config import LATENT_TYPES, text_config
 from qload.spec import Role, TensorSpec, named
 
 TINY_SIZES: Mapping[str, Any] = {
@@ -85,6 +85,16 @@ TYPE_ENTRIES: Mapping[str, Mapping[str, Any]] = {
     },
     "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
     "deepseek_v3": {**LATENT, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8}},
+    "glm4_moe": {
+        **EXPERTS,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "routed_scaling_factor": 2.5,
+    },
+    "glm4_moe_lite": {**LATENT, "n_shared_experts": 1, "routed_scaling_factor": 1.8},
 }
 
 
@@ -96,7 +106,7 @@ def tiny_config(kind: str, **entries: Any) -> dict[str, Any]:
     if kind not in TYPE_ENTRIES:
         raise ArgumentError("model", f"one of {', '.join(TYPE_ENTRIES)}", repr(kind[:80]))
     config = {"model_type": kind, **TINY_SIZES, **TYPE_ENTRIES[kind], **entries}
-    return {key: value for key, value in config.items() if kind[:8] != "deepseek" or key != "head_dim"}
+    return {key: value for key, value in config.items() if kind not in LATENT_TYPES or key != "head_dim"}
 
 
 # Inputs of a group. In act order, random codes of 64 inputs nearly always reach an end of their range.

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from qload.architecture.model_tables import TABLES
 from qload.errors import ConfigError
 from qload.experts import GatedActivation
 from qload.models import FAMILIES, text_config
-from qload.models.config import Mask
+from qload.models.config import LATENT_TYPES, Mask
+from tests.models.drawn import SIZES
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
 
@@ -26,11 +28,26 @@ LLAMA: dict[str, Any] = {
 YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16, "truncate": False}
 
 
+GENERATED = {  # sizes of a type without defaults of them
+    **{key: size for key, size in SIZES.items() if key not in ("max_position_embeddings", "rms_norm_eps")},
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "first_k_dense_replace": 1,
+}
+
+
+def bare(kind: str) -> dict[str, Any]:
+    """A config of a type with nothing that has a default."""
+    entries = {"deepseek_v2": {"num_experts_per_tok": 6}}.get(kind, {}) if kind in TABLES else GENERATED
+    return {"model_type": kind, **entries}
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_type_has_a_model_of_its_defaults(kind: str) -> None:
-    config = text_config(
-        {"model_type": kind, **({"num_experts_per_tok": 6} if kind == "deepseek_v2" else {})}
-    )
+    config = text_config(bare(kind))
 
     assert config.heads % config.kv_heads == 0
     assert len(config.masks) == config.layers
@@ -52,22 +69,22 @@ DEFAULTS: dict[str, tuple[float, int, tuple[int, ...], str, float, float, dict[M
     "llama4_text": (1e-5, 131072, (2,), "default", 5e5, 1, {Mask(None, 8192): 36, Mask(rotary=False): 12}),
     "deepseek_v2": (1e-6, 2048, (2,), "default", 1e4, 1, {FULL: 32}),
     "deepseek_v3": (1e-6, 4096, (1,), "default", 1e4, 1, {FULL: 61}),
+    "glm4_moe": (1e-5, 131072, (), "default", 1e4, 1, {FULL: 2}),
+    "glm4_moe_lite": (1e-5, 202752, (1,), "default", 1e4, 1, {FULL: 2}),
 }
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_what_a_config_leaves_out_is_as_its_owner_has_it(kind: str) -> None:
     """The config classes of transformers 5.23.0."""
-    sizes = {"num_experts_per_tok": 6} if kind == "deepseek_v2" else {}
-
-    config = text_config({"model_type": kind, **sizes})
+    config = text_config(bare(kind))
 
     rope, masks = config.rope, dict(Counter(config.masks))
     assert (config.eps, config.positions, config.eos, rope.type, rope.theta, rope.factor, masks) == DEFAULTS[
         kind
     ]
     assert config.activation == GatedActivation("silu")
-    assert rope.pairs == (kind in ("llama4_text", "deepseek_v2", "deepseek_v3"))
+    assert rope.pairs == (kind in ("llama4_text", *LATENT_TYPES))
     assert config.sinks == (kind == "gpt_oss")
     norms = {"qwen3": "before rope", "qwen3_moe": "before rope", "llama4_text": "after rope"}
     assert config.head_norm == norms.get(kind, "none")
@@ -172,6 +189,29 @@ def test_rope_that_is_not_known_or_no_number_is_refused_by_its_key(rope: Any) ->
     with pytest.raises(ConfigError) as refusal:
         text_config({**LLAMA, "rope_parameters": rope})
     assert refusal.value.key.startswith("rope_parameters")
+
+
+def test_a_share_of_a_head_is_rotated_where_the_type_has_one() -> None:
+    model = {**bare("glm4_moe"), "head_dim": 12}
+    whole = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0}}
+
+    assert text_config(model).rope.dim == 6
+    assert text_config({**model, **whole, "partial_rotary_factor": 0.5}).rope.dim == 12
+    with pytest.raises(ConfigError, match="partial_rotary_factor"):
+        text_config({**LLAMA, "partial_rotary_factor": 0.5})
+
+
+@pytest.mark.parametrize("key", ["n_shared_experts", "moe_intermediate_size", "first_k_dense_replace"])
+def test_a_part_of_a_layer_is_not_left_out_for_an_unknown_size(key: str) -> None:
+    with pytest.raises(ConfigError):
+        text_config({name: value for name, value in bare("glm4_moe").items() if name != key})
+
+
+def test_layers_with_experts_follow_from_the_type_without_their_list() -> None:
+    lite = {**bare("glm4_moe_lite"), "num_hidden_layers": 3}
+
+    assert text_config(lite).sparse_layers == {1, 2}
+    assert text_config({**lite, "mlp_layer_types": ["sparse", "dense", "dense"]}).sparse_layers == {0}
 
 
 def test_rope_of_some_layers_alone_is_refused_by_the_layers() -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeMoE
+from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteMoE
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
@@ -34,6 +36,8 @@ BLOCKS: dict[str, type[Any]] = {
     "llama4_text": Llama4TextMoe,
     "deepseek_v2": DeepseekV2Moe,
     "deepseek_v3": DeepseekV3MoE,
+    "glm4_moe": Glm4MoeMoE,
+    "glm4_moe_lite": Glm4MoeLiteMoE,
 }
 E, H, INNER = 8, 40, 24
 SIZES: dict[str, Any] = {
@@ -58,6 +62,8 @@ MORE: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 16.0,
     },
     "deepseek_v3": {"n_routed_experts": E, "n_group": 4, "topk_group": 2},
+    "glm4_moe": {"n_routed_experts": E, "routed_scaling_factor": 2.5},
+    "glm4_moe_lite": {"n_routed_experts": E},
 }
 TRANSPOSED = ("gpt_oss", "llama4_text")
 ACTS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}

@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
+from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteTopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.llama4.modeling_llama4 import Llama4Router
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
@@ -29,15 +31,19 @@ MODULES: dict[str, type[Any]] = {
     "llama4_text": Llama4Router,
     "deepseek_v2": DeepseekV2TopkRouter,
     "deepseek_v3": DeepseekV3TopkRouter,
+    "glm4_moe": Glm4MoeTopkRouter,
+    "glm4_moe_lite": Glm4MoeLiteTopkRouter,
 }
-COUNTS = {"deepseek_v2": "n_routed_experts", "deepseek_v3": "n_routed_experts", "qwen2_moe": "num_experts"}
+GENERATED = ("glm4_moe", "glm4_moe_lite")  # types without a default of the number of experts
+GROUPED = ("deepseek_v2", "deepseek_v3", *GENERATED)
+COUNTS = {**dict.fromkeys(GROUPED, "n_routed_experts"), "qwen2_moe": "num_experts"}
 
 
 def drawn(kind: str, chance: random.Random) -> Any:
     """A config of a type whose routers choose lawfully."""
     groups, size = chance.choice([1, 2, 4, 8]), chance.choice([2, 3, 4, 8, 32])
     top_groups = chance.randint(1, groups)
-    grouped = kind in ("deepseek_v2", "deepseek_v3")
+    grouped = kind in GROUPED
     most = min(top_groups * size if grouped else groups * size, 8)
     extras: dict[str, Any] = {"norm_topk_prob": chance.random() < 0.5}
     if grouped:
@@ -112,6 +118,7 @@ def test_ids_and_weights_are_transformers_bits(kind: str, dtype: torch.dtype, ti
 def test_what_a_config_leaves_out_is_as_transformers_has_it(kind: str) -> None:
     full = AutoConfig.for_model(kind)
     bare = {"model_type": kind, **({"num_experts_per_tok": 6} if kind == "deepseek_v2" else {})}
+    bare |= {"n_routed_experts": full.n_routed_experts} if kind in GENERATED else {}
     full.num_experts_per_tok = bare.get("num_experts_per_tok", full.num_experts_per_tok)
 
     assert routing_of(bare) == routing_of(full.to_dict())

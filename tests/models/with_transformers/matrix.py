@@ -20,9 +20,12 @@ def cell(kind: str, name: str) -> str:
 
 
 def table() -> str:
-    """A row for each type of model, a column for each format."""
+    """A row for types of model with the same cells, a column for each format."""
     columns = ["model_type", "plain", *(TITLES[name] for name in FORMATS)]
-    rows = [[f"`{kind}`", "all", *(cell(kind, name) for name in FORMATS)] for kind in KINDS]
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for kind in KINDS:
+        kinds.setdefault(tuple(cell(kind, name) for name in FORMATS), []).append(f"`{kind}`")
+    rows = [[", ".join(names), "all", *cells] for cells, names in kinds.items()]
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

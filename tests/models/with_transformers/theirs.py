@@ -15,9 +15,13 @@ transformers.logging.disable_progress_bar()
 
 KINDS = (
     "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text",
-    "deepseek_v2", "deepseek_v3",
+    "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite",
 )  # fmt: skip
-LATENT = ("deepseek_v2", "deepseek_v3")
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+ROUTED = (
+    "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "n_group", "topk_group",
+    "routed_scaling_factor",
+)  # fmt: skip
 
 
 def config(kind: str, seed: int, **said: Any) -> Any:
@@ -118,6 +122,16 @@ def of_kind(kind: str, chance: random.Random, layers: int) -> dict[str, Any]:
         },
         "deepseek_v2": {**latent, "topk_method": chance.choice(["greedy", "group_limited_greedy"])},
         "deepseek_v3": {**latent, "norm_topk_prob": coin(), "rope_interleave": coin()},
+        "glm4_moe": {
+            **{key: latent[key] for key in ROUTED}, **experts, **bias, **head,
+            "norm_topk_prob": coin(), "use_qk_norm": coin(),
+            **({"partial_rotary_factor": 1.0} if coin() else {}),
+        },
+        "glm4_moe_lite": {
+            **{key: value for key, value in latent.items() if key != "first_k_dense_replace"},
+            "norm_topk_prob": coin(), "rope_interleave": coin(),
+            **({"mlp_layer_types": ["sparse"] * layers} if coin() else {}),
+        },
     }[kind]  # fmt: skip
 
 
