@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 # Lists of blocks with equal members, by the names of published checkpoints.
 BLOCK_LIST = re.compile(
-    r"(?:language_model\.)?model\.(?:language_model\.)?(?:decoder\.)?layers|(?:transformer\.)?h|gpt_neox\.layers|layers"
-    r"|.*\.experts"
+    r"(?:[a-z]\w*\.)*"
+    r"(?:model|encoder|decoder|backbone|transformer|llm|\w*gpt\w*)\.(?:layers?|h|blocks)|layers|h|.*\.experts"
 )
+
+TOWER = re.compile(r"vision|visual|image|audio")  # in names of encoders next to a text model
 
 # Projections with one input, quantized in the same way.
 PROJECTION_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))

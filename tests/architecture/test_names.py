@@ -3,7 +3,14 @@
 import pytest
 
 from qload.architecture import architecture_of
-from qload.architecture.names import adapters_of, base_name, is_adapter, projection_groups, refuse_adapters
+from qload.architecture.names import (
+    adapters_of,
+    base_name,
+    block_of,
+    is_adapter,
+    projection_groups,
+    refuse_adapters,
+)
 from qload.errors import MismatchError
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
@@ -109,3 +116,23 @@ def test_projections_with_one_input_are_a_group_whatever_is_missing() -> None:
         "b.w1": ["b.w1", "b.w3"],
         "q_proj": ["q_proj", "k_proj", "v_proj"],
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("model.layers.3.mlp.experts.7.up_proj.weight", "model.layers.3"),
+        ("backbone.layers.3.mixer.experts.7.up_proj.weight", "backbone.layers.3"),
+        ("bert.encoder.layer.3.output.dense.weight", "bert.encoder.layer.3"),
+        (
+            "vision_tower.vision_model.encoder.layers.3.mlp.fc1.weight",
+            "vision_tower.vision_model.encoder.layers.3",
+        ),
+        ("transformer.h.3.ln_1.weight", "transformer.h.3"),
+        ("gpt_neox.layers.3.mlp.dense_4h_to_h.weight", "gpt_neox.layers.3"),
+        ("projector.layers.2.weight", None),
+        ("model.layernorm.3.weight", None),
+    ],
+)
+def test_a_block_is_the_first_number_after_a_list_of_blocks(name: str, block: str | None) -> None:
+    assert block_of(name) == block

@@ -18,6 +18,7 @@ from math import prod
 from qload import dtypes
 from qload.architecture import Architecture, Inventory, Missing
 from qload.architecture.architecture import SHOWN, TIE, Tie, absent, tie_of
+from qload.architecture.names import TOWER
 from qload.architecture.table import DIGITS, spelled
 from qload.configs.matching import HEAD
 from qload.experts import ExpertStacks
@@ -48,7 +49,11 @@ def check_layer_count(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Fi
     if claimed and not any(part.isdecimal() for name in checkpoint.names for part in name.split(".")):
         message = f"num_hidden_layers is {claimed}, and no tensor's name has a number of a layer"
         yield rule.finding(None, "config.json", f"config.json: {message}")
-    lists = {name: layers for name, layers in layer_lists(checkpoint.names).items() if "expert" not in name}
+    lists = {
+        name: layers
+        for name, layers in layer_lists(checkpoint.names).items()
+        if "expert" not in name and not TOWER.search(name)
+    }
     if claimed is None or not lists:
         return
     block, layers = max(lists.items(), key=lambda item: len(item[1]))
@@ -190,13 +195,15 @@ def _matrix_difference(
 def _tensor_differences(checkpoint: VerifiedCheckpoint, architecture: Architecture) -> Iterator[Difference]:
     """Yield differences of norms, biases, and stacks of experts that are one tensor."""
     for name in checkpoint.readable_names:
-        shape = architecture.shape(name)
-        info = checkpoint.weights.info(name) if shape or architecture.find(name) else None
+        shape, prefix = architecture.shape(name), name
+        if not architecture.find(name):
+            prefix = name.removesuffix(".weight")
+        info = checkpoint.weights.info(name) if shape or architecture.find(prefix) else None
         if info is None:
             continue
-        lawful = [shape] if shape else _stack_shapes(architecture, name, info)
+        lawful = [shape] if shape else _stack_shapes(architecture, prefix, info)
         if lawful and info.shape not in lawful:
-            yield _tensor_difference(name, info, lawful, architecture.said(name))
+            yield _tensor_difference(name, info, lawful, architecture.said(prefix))
     yield from _joined_stacks(checkpoint, architecture)
     yield from _unread_stacks(checkpoint, architecture)
 

@@ -37,6 +37,7 @@ from qload.verify.rules.rule import Rule
 from qload.verify.values import Run
 
 # constant-values
+NORM = re.compile(r".*(?:norm\d?|\bln_\w+)\.weight", re.IGNORECASE)
 NORM_PLUS_ONE = "gemma"  # types of model that add one to their norms
 MIN_CONSTANT_BYTES = 64  # equal bytes, too many for an accident
 
@@ -128,7 +129,7 @@ def _norms(checkpoint: VerifiedCheckpoint) -> Mapping[str, bool]:
     norms = {}
     for name in checkpoint.readable_names:
         numbers = checkpoint.values.numbers.get(name)
-        if numbers and name.endswith("norm.weight") and checkpoint.values.contents[name].word in (None, 0):
+        if numbers and NORM.fullmatch(name) and checkpoint.values.contents[name].word in (None, 0):
             norms[name] = False
     return norms
 
@@ -136,7 +137,7 @@ def _norms(checkpoint: VerifiedCheckpoint) -> Mapping[str, bool]:
 def _is_multiplier(checkpoint: VerifiedCheckpoint, name: str, word: int) -> bool:
     """Return whether a tensor of zeros is a norm that the model multiplies by as it is stored."""
     architecture = checkpoint.architecture
-    if word or not name.endswith("norm.weight") or architecture is None:
+    if word or not NORM.fullmatch(name) or architecture is None:
         return False
     return not architecture.type.startswith(NORM_PLUS_ONE) and architecture.find(name) is not None
 

@@ -86,3 +86,51 @@ def test_a_layer_may_lack_what_its_table_leaves_open(tmp_path: Path) -> None:
 
     assert report.findings == ()
     assert [note for note in report.notes if lost in note] != []
+
+
+GRANITE_MOE: dict[str, Any] = {
+    "model_type": "granitemoe",
+    "architectures": ["GraniteMoeForCausalLM"],
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 3,
+    "vocab_size": 20,
+}
+
+
+@pytest.mark.parametrize(("experts", "inner", "found"), [(3, 24, False), (2, 24, True), (3, 12, True)])
+def test_experts_in_a_tensor_with_the_name_of_a_matrix_have_the_shape_of_the_config(
+    experts: int, inner: int, found: bool, tmp_path: Path
+) -> None:
+    tensors = whole(GRANITE_MOE)
+    for layer in range(2):
+        lead = f"model.layers.{layer}.block_sparse_moe"
+        tensors[f"{lead}.input_linear.weight"] = torch.randn(experts, 2 * inner, 16)
+        tensors[f"{lead}.output_linear.weight"] = torch.randn(experts, 16, inner)
+
+    found_rules = rules(verify(model(tmp_path, tensors, **GRANITE_MOE)))
+
+    assert found_rules == ({"architecture-shape"} if found else set())
+
+
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 32,
+    "vocab_size": 20,
+}
+
+
+@pytest.mark.parametrize("lost", [None, "transformer.h.1.ln_2.weight"])
+def test_a_norm_of_another_name_that_is_zero_is_found(lost: str | None, tmp_path: Path) -> None:
+    tensors = whole(GPT2)
+    if lost:
+        tensors[lost].zero_()
+
+    assert rules(verify(model(tmp_path, tensors, **GPT2))) == ({"constant-values"} if lost else set())
