@@ -23,3 +23,4 @@ from .section import check_group_size as check_group_size
 from .section import none_for_false as none_for_false
 from .section import one_of as one_of
 from .section import validate as validate
+from .section import validate_json_tensor as validate_json_tensor

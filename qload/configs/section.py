@@ -1,19 +1,22 @@
 """Validation of quantization configs by pydantic, with qload's errors."""
 
+from math import prod
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from qload.configs.claims import Claims, FoundConfig, value_text
-from qload.errors import ConfigError
+from qload.errors import ConfigError, ShapeError
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions
+from qload.spec import LayerHeaders
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 MAX_LAYER_SIZE = (1 << 31) - 1  # inputs or outputs
+MAX_JSON_BYTES = 4096  # of a tensor; usual: 170
 Block = Annotated[list[Annotated[int, Field(ge=1, le=MAX_LAYER_SIZE)]], Field(min_length=2, max_length=2)]
 
 
@@ -102,13 +105,31 @@ def validate(model: type[Model], source: FoundConfig) -> Model:
     try:
         return model.model_validate(dict(source.values))
     except ValidationError as error:
-        first, *others = error.errors(include_url=False, include_context=False)
-        key = ".".join(str(part) for part in first["loc"])
-        missing = first["type"] == "missing"
-        also = ", ".join(dict.fromkeys(source.key(str(e["loc"][0])) for e in others))
-        raise source.error(
-            key,
-            "a value" if missing else first["msg"].removeprefix("Input should be "),
-            "nothing" if missing else value_text(first["input"]),
-            f"also     {also}" if also else "",
-        ) from error
+        key, expected, got, others = _invalid_value(error)
+        also = ", ".join(dict.fromkeys(map(source.key, others)))
+        raise source.error(key, expected, got, f"also     {also}" if also else "") from error
+
+
+def validate_json_tensor(model: type[Model], headers: LayerHeaders, name: str) -> Model:
+    """Validate JSON in the bytes of a fact; ShapeError if too long, ConfigError as `validate`."""
+    text = headers.facts[name]
+    if prod(text.shape) > MAX_JSON_BYTES:
+        full, file = headers.names.full(name), headers.names.file(name)
+        raise ShapeError(full, f"at most {MAX_JSON_BYTES} bytes", tuple(text.shape), file)
+    try:
+        return model.model_validate_json(bytes(text.flatten().tolist()))
+    except ValidationError as error:
+        key, expected, got, _ = _invalid_value(error)
+        raise headers.value_error(name, key or "JSON", expected, got) from error
+
+
+def _invalid_value(error: ValidationError) -> tuple[str, str, str, list[str]]:
+    """Key of the first invalid value, the expected value, the value, and the keys of other invalid values."""
+    first, *others = error.errors(include_url=False, include_context=False)
+    missing = first["type"] == "missing"
+    return (
+        ".".join(map(str, first["loc"])),
+        "a value" if missing else first["msg"].removeprefix("Input should be "),
+        "nothing" if missing else value_text(first["input"]),
+        [str(other["loc"][0]) for other in others],
+    )

@@ -26,11 +26,21 @@ from typing import Any
 
 from qload.configs import Claims, FoundConfig, Method, Patterns, agree, matcher, value_text
 from qload.configs.matching import EMBEDDING_CLASS, HEAD, LINEAR_CLASS, MODULE_CLASSES, REGEX_PREFIX, is_regex
-from qload.detect.methods import auto_round, comfy, compressed_tensors, hqq, modelopt, quanto, quark, torchao
+from qload.detect.methods import (
+    auto_round,
+    bitsandbytes,
+    comfy,
+    compressed_tensors,
+    hqq,
+    modelopt,
+    quanto,
+    quark,
+    torchao,
+)
 from qload.detect.signatures import METHODS_ELSEWHERE
 from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, StorageError, UnsupportedFormatError
 from qload.formats import METHODS as FORMAT_METHODS
-from qload.formats import ROLES, bnb, gptq, mlx
+from qload.formats import ROLES, gptq, mlx
 from qload.loader.exclusion import Exclusions, NamedModules
 from qload.spec import Role, Weight
 from qload.storage import (
@@ -173,6 +183,7 @@ METHODS: dict[str, Method] = {
     name: method
     for method in (
         *FORMAT_METHODS,
+        *bitsandbytes.METHODS,
         *compressed_tensors.METHODS,
         *modelopt.METHODS,
         *auto_round.METHODS,
@@ -188,8 +199,8 @@ ALIASES = {"intel/auto-round": "auto-round"}  # written by versions up to 0.4.7
 
 
 def supported_variants() -> tuple[str, ...]:
-    """Supported methods and their variants, for messages."""
-    return tuple(dict.fromkeys(variant for method in METHODS.values() for variant in method.variants))
+    """Supported methods and their variants in alphabetical order, for messages."""
+    return tuple(sorted({variant for method in METHODS.values() for variant in method.variants}))
 
 
 def described_formats(name: str) -> tuple[type[Weight], ...]:
@@ -248,7 +259,7 @@ def _method_name(source: FoundConfig) -> str:
     # Configs older than the key `quant_method`.
     if method is None and any(key in source.values for key in compressed_tensors.CT_KEYS):
         method = "compressed-tensors"
-    if method is None and any(source.values.get(flag) is True for flag in bnb.FLAGS):
+    if method is None and any(source.values.get(flag) is True for flag in bitsandbytes.FLAGS):
         method = "bitsandbytes"
     if not isinstance(method, str) or not method:
         raise source.error("quant_method", "the name of a quantization method", value_text(method))

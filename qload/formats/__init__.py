@@ -12,6 +12,7 @@ from qload.formats import (
     awq,
     bitnet,
     bnb,
+    bnb_int8,
     comfy,
     compressed_tensors,
     eetq,
@@ -35,7 +36,8 @@ from qload.formats import (
 from qload.formats.aqlm import AQLMConfig, AQLMWeight
 from qload.formats.awq import AWQConfig, AWQWeight
 from qload.formats.bitnet import BitNetConfig, BitNetWeight
-from qload.formats.bnb import BNB4Config, BNB4Weight, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
+from qload.formats.bnb import BNB4Config, BNB4Weight, BNBFP4Weight, BNBNF4Weight
+from qload.formats.bnb_int8 import BNBConfig, BNBWeight
 from qload.formats.comfy import ComfyAWQConfig, ComfyAWQWeight, ComfyW4A8Config, ComfyW4A8Weight
 from qload.formats.compressed_tensors import (
     CTIntConfig,
@@ -85,6 +87,7 @@ MODULES = (
     exl3,
     eetq,
     fp8,
+    bnb_int8,
     bnb,
     compressed_tensors,
     nvfp4,

@@ -1,6 +1,6 @@
-"""bitsandbytes: NF4 and FP4 in blocks over the flattened weight, and int8 with one scale per output.
+"""bitsandbytes 4 bits: NF4 and FP4 in blocks over the flattened weight.
 
-4 bits. On disk, for a layer of K inputs and N outputs, block size B:
+On disk, for a layer of K inputs and N outputs, block size B:
 
     weight                               uint8  (ceil(N*K/2), 1)  codes, row by row, the first of two in the
                                                                   high bits; or these bytes as another dtype
@@ -16,16 +16,6 @@
 
 The typed weight has absmax in fp32, because a run of scales does not end at the end of a share. bitsandbytes
 rounds w once, to the dtype of the state. Source: bitsandbytes 0.50.2, bit-equal to it.
-
-int8:
-
-    weight         int8   (N, K)  codes, -127 to 127
-    SCB            fp32   (N,)    the largest absolute value of each output
-    weight_format  uint8  ()      order of the codes: 0, row by row; optional
-
-    w[n, k] = (weight[n, k] * SCB[n]) * fp32(1/127)
-
-The two products are rounded to float32, in this order. Source: bitsandbytes 0.50.2, bit-equal to it.
 """
 
 from __future__ import annotations
@@ -33,91 +23,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from math import prod
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from qload import configs, dtypes, spec
 from qload.devices import StoredTable
 from qload.dtypes import STORED, DtypeLike
-from qload.errors import ConfigError, DtypeError, MissingTensorError, ShapeError, UnsupportedFormatError
+from qload.errors import DtypeError, MissingTensorError, ShapeError
 from qload.layouts import NibblePairs
+from qload.layouts.bnb import TABLES, dynamic_map
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
-from qload.spec.weight import LayerHeaders
-
-Model = TypeVar("Model", bound=BaseModel)
-
-MAX_JSON_BYTES = 4096  # usual: 170
-
-
-def read_blob(headers: LayerHeaders, field: str, model: type[Model]) -> Model:
-    """Validate the JSON in a fact; ShapeError if too long, ConfigError with key and expected value."""
-    blob = headers.facts[field]
-    if prod(blob.shape) > MAX_JSON_BYTES:
-        name, file = headers.names.full(field), headers.names.file(field)
-        raise ShapeError(name, f"at most {MAX_JSON_BYTES} bytes", tuple(blob.shape), file)
-    try:
-        return model.model_validate_json(bytes(blob.flatten().tolist()))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        expected = first["msg"].removeprefix("Input should be ")
-        key = ".".join(map(str, first["loc"])) or "JSON"
-        raise wrong(
-            headers, field, key, expected, None if first["type"] == "missing" else first["input"]
-        ) from error
-
-
-def wrong(headers: LayerHeaders, field: str, key: str, expected: str, got: Any) -> ConfigError:
-    """Build the error for a value in the JSON of a fact."""
-    file = headers.names.file(field)
-    shown = "nothing" if got is None else f"{got!r:.60}"
-    return ConfigError(headers.names.full(field), key, expected, shown, f"in       {file}" if file else "")
-
 
 NF4_BITS = 4
 STORAGES = (dtypes.uint8, dtypes.int8, dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+SCALES, BYTES = (dtypes.float32, dtypes.uint8), (dtypes.uint8,)
 STATE = "quant_state"
 NESTED = ("nested_absmax", "nested_quant_map")
-TABLES: dict[str, tuple[float, ...]] = {
-    "nf4": (
-        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-        0.7229568362236023, 1.0,
-    ),
-    "fp4": tuple(
-        sign * twelfths / 12 for sign in (1, -1) for twelfths in (0, 0.0625, 8, 12, 4, 6, 2, 3)
-    ),
-}  # fmt: skip
 
-
-def _spaced(steps: int) -> NDArray[np.float32]:
-    """Numbers (steps + 1) from 0.1 to 1 at equal distances, rounded once each, as torch.linspace does."""
-    low, count = np.float32(0.1), np.arange(steps + 1, dtype=np.float64)
-    step = float((1 - low) / np.float32(steps))
-    from_low, from_one = float(low) + step * count, 1 - step * (steps - count)
-    return np.where(count < (steps + 1) // 2, from_low, from_one).astype(np.float32)
-
-
-@cache
-def dynamic_map() -> tuple[float, ...]:
-    """Values (256) of the 8-bit codes of quantized scales, with more digits for larger powers of ten."""
-    positive: list[float] = []
-    for i in range(7):
-        edges = _spaced(2**i)
-        positive += (np.float32(10.0 ** (i - 6)) * ((edges[:-1] + edges[1:]) / 2)).tolist()
-    return tuple(sorted([*positive, *(-value for value in positive), 0.0, 1.0]))
-
-
-MAX_SIZE = 2**31 - 1  # of int32
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
-_Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+_Size = Annotated[int, Field(ge=1, le=configs.MAX_LAYER_SIZE)]
 _Float32 = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan=False)]
 
 
@@ -188,9 +116,10 @@ class BNB4Config(spec.Config):
         if STATE not in headers.facts:
             codes = 2 * prod(headers.shapes["weight"]) * config.storage.itemsize
             return replace(config, N=codes // self.K) if self.K > 1 else config
-        state = read_blob(headers, STATE, _State)
+        state = configs.validate_json_tensor(_State, headers, STATE)
         if state.quant_type != self.quant_type:
-            raise wrong(headers, STATE, "quant_type", f"{self.quant_type}, as in the name", state.quant_type)
+            expected = f"{self.quant_type}, as in the name"
+            raise headers.value_error(STATE, "quant_type", expected, repr(state.quant_type))
         N, K = state.shape
         nested = _nested(headers, state, -(-N * K // state.blocksize))
         return replace(
@@ -247,38 +176,20 @@ class BNB4Weight(spec.Weight):
     @classmethod
     def tensors(cls, config: BNB4Config) -> tuple[TensorSpec, ...]:
         """Declare flat axes, cut at blocks and bytes; `quant_state` is optional if K is known."""
-        size = config.storage.itemsize
+        size, (scales, nested_map) = config.storage.itemsize, NESTED
         codes = "(NK)/2^" if size == 1 else f"(NK)/2^/{size}"
-        outer, table = NESTED
-        scales, state = (
-            (dtypes.float32, dtypes.uint8),
-            f"weight.quant_state.bitsandbytes__{config.quant_type}",
+        blocks, float32 = f"(NK)/{config.blocksize}^", SCALES[:1]
+        values, state = TABLES[config.quant_type], f"weight.quant_state.bitsandbytes__{config.quant_type}"
+        nested = TensorSpec(
+            nested_map, float32, "256", Role.WORD, f"weight.{nested_map}", holds=dynamic_map(), spent=True
         )
         return (
             TensorSpec("weight", STORAGES, f"{codes} 1", Role.WORD),
-            TensorSpec("absmax", scales, f"(NK)/{config.blocksize}^", Role.SCALE, stored="weight.absmax"),
-            TensorSpec(
-                "quant_map",
-                scales[:1],
-                "16",
-                Role.WORD,
-                stored="weight.quant_map",
-                holds=TABLES[config.quant_type],
-            ),
-            TensorSpec(outer, scales[:1], "M", Role.SCALE, f"weight.{outer}", optional=True, spent=True),
-            TensorSpec(
-                table,
-                scales[:1],
-                "256",
-                Role.WORD,
-                stored=f"weight.{table}",
-                optional=True,
-                holds=dynamic_map(),
-                spent=True,
-            ),
-            TensorSpec(
-                STATE, (dtypes.uint8,), "J", Role.WORD, state, True, spent=True, optional=config.K > 0
-            ),
+            TensorSpec("absmax", SCALES, blocks, Role.SCALE, stored="weight.absmax"),
+            TensorSpec("quant_map", float32, "16", Role.WORD, stored="weight.quant_map", holds=values),
+            TensorSpec(scales, float32, "M", Role.SCALE, f"weight.{scales}", optional=True, spent=True),
+            replace(nested, optional=True),
+            TensorSpec(STATE, BYTES, "J", Role.WORD, state, True, spent=True, optional=config.K > 0),
         )
 
     @classmethod
@@ -357,7 +268,7 @@ def _nested(headers: spec.LayerHeaders, state: _State, blocks: int) -> int:
             raise MissingTensorError(headers.names.full(name), hint="reason   absmax is quantized")
     if run is None or state.nested_offset is None:
         key = "nested_offset" if run else "nested_blocksize"
-        raise wrong(headers, STATE, key, "a value, as absmax is quantized", None)
+        raise headers.value_error(STATE, key, "a value, as absmax is quantized", "nothing")
     runs, found_runs = -(-blocks // run), headers.shapes["nested_absmax"]
     if found_runs != (runs,):
         name, file = headers.names.full("nested_absmax"), headers.names.file("nested_absmax")
@@ -365,128 +276,13 @@ def _nested(headers: spec.LayerHeaders, state: _State, blocks: int) -> int:
     return run
 
 
-INT8_BITS = 8
-UNIT = 1 / 127
-ORDERS = ("row", "col32", "col_turing", "col_ampere")  # by the value of weight_format
-
-
-@dataclass(frozen=True)
-class BNBConfig(spec.Config):
-    """Config of bitsandbytes int8: empty, because the tensors describe themselves."""
-
-    name: ClassVar[str] = "bitsandbytes int8"
-
-    def for_layer(self, headers: spec.LayerHeaders) -> BNBConfig:
-        """Check the order of codes; UnsupportedFormatError for the orders of former kernels."""
-        spec.check_dtypes(BNBWeight.tensors(self), headers.dtypes, headers.names)
-        stored = headers.facts.get("weight_format")
-        if stored is not None and bool(stored.any()):
-            value = int(stored.max())
-            order = ORDERS[value] if value < len(ORDERS) else str(value)
-            reason = f"{headers.names.full('weight_format')} is {value}; only 0, row by row, is read"
-            remedy = "load it with a bitsandbytes that has this order, and save it row by row"
-            raise UnsupportedFormatError(f"bnb_int8 in the order {order}", reason, remedy=remedy)
-        return self
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class BNBWeight(spec.Weight):
-    """A bitsandbytes int8 layer, or a share of one.
-
-    w[n, k] = (weight[n, k] * SCB[n]) * fp32(1/127), each product rounded. Source: bitsandbytes,
-    bit-equal to its files.
-
-    Attributes
-    ----------
-    weight
-        Codes, -127 to 127: (N, K), int8.
-    SCB
-        The largest absolute value of each output: (N,), fp32.
-    """
-
-    config: BNBConfig
-    weight: Tensor
-    SCB: Tensor
-
-    format: ClassVar[str] = "bnb_int8"
-    example: ClassVar[BNBConfig] = BNBConfig()
-
-    @classmethod
-    def tensors(cls, config: BNBConfig) -> tuple[TensorSpec, ...]:
-        """Declare independent outputs and inputs: every cut is lawful."""
-        return (
-            TensorSpec("weight", (dtypes.int8,), "N K", Role.WORD, between=(-127, 127)),
-            TensorSpec("SCB", (dtypes.float32,), "N", Role.SCALE),
-            TensorSpec(
-                "weight_format", (dtypes.uint8,), "P", Role.INDEX, fact=True, spent=True, optional=True
-            ),
-        )
-
-    def codes(self) -> spec.Codes:
-        """Return the codes, one group for each output."""
-        return spec.Codes(INT8_BITS, self.weight, self.SCB[:, None], None, None, factor=UNIT)
-
-    @classmethod
-    def sample_facts(cls, config: BNBConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
-        """Scales for a `config` and `sizes`: 127 times a power of two, so that sums are exact."""
-        return {"SCB": 127 * 2.0 ** (torch.arange(sizes["N"]) % 4 - 2)}
-
-
-VARIANTS = ("bitsandbytes (load_in_4bit, load_in_8bit)",)
-FLAGS = ("load_in_4bit", "load_in_8bit")
-
-
-class _BNB(configs.Section):
-    load_in_4bit: bool | None = None
-    load_in_8bit: bool | None = None
-    bnb_4bit_quant_type: Literal["nf4", "fp4"] | None = None
-    bnb_4bit_use_double_quant: bool | None = None
-    bnb_4bit_compute_dtype: Annotated[str, Field(min_length=1)] | None = None
-    bnb_4bit_quant_storage: Annotated[str, Field(min_length=1)] | None = None
-    llm_int8_threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    llm_int8_skip_modules: configs.NameList | None = None
-    llm_int8_enable_fp32_cpu_offload: bool | None = None
-    llm_int8_has_fp16_weight: bool | None = None
-
-    lists = ("llm_int8_skip_modules", "modules_to_not_convert")
-
-
-def read_bitsandbytes(source: configs.FoundConfig) -> configs.Claims:
-    """Read the claims of bitsandbytes; the state of a 4-bit layer tells NF4 from FP4."""
-    section = configs.validate(_BNB, source)
-    for flag in FLAGS:
-        configs.agree(source, flag, f"_{flag}")
-    if bool(section.load_in_4bit) == bool(section.load_in_8bit):
-        key, got = source.key("load_in_4bit"), "both" if section.load_in_4bit else "neither"
-        raise ConfigError(source.file, key, "true, or load_in_8bit true, not both", got)
-    if section.load_in_8bit:
-        return section.claims(
-            source, "bitsandbytes", "int8", ConfiguredFormat(BNBWeight, BNBConfig()), bits=8
-        )
-    double_quant = section.bnb_4bit_use_double_quant
-    nf4 = ConfiguredFormat(BNBNF4Weight, BNB4Config("nf4", double_quant=double_quant))
-    fp4 = ConfiguredFormat(BNBFP4Weight, BNB4Config("fp4", double_quant=double_quant))
-    quant_type = section.bnb_4bit_quant_type or "fp4"
-    formats = (nf4, fp4) if quant_type == "nf4" else (fp4, nf4)  # the claimed one first
-    return section.claims(source, "bitsandbytes", quant_type, *formats, bits=4)
-
-
 def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
-    """All formats of bitsandbytes: tensors tell them apart."""
+    """Both 4-bit formats: tensors tell them apart."""
     return (
         ConfiguredFormat(BNBNF4Weight, BNB4Config("nf4")),
         ConfiguredFormat(BNBFP4Weight, BNB4Config("fp4")),
-        ConfiguredFormat(BNBWeight, BNBConfig()),
     )
 
 
-FORMATS = (BNBNF4Weight, BNBFP4Weight, BNBWeight)
-METHODS = (
-    configs.Method(
-        names=("bitsandbytes",),
-        read=read_bitsandbytes,
-        formats=(BNBNF4Weight, BNBFP4Weight, BNBWeight),
-        variants=VARIANTS,
-        exclusion_key="llm_int8_skip_modules",
-    ),
-)
+FORMATS = (BNBNF4Weight, BNBFP4Weight)
+METHODS = ()  # read by detect.methods

@@ -25,9 +25,9 @@ from qload import devices, dtypes, spec
 from qload.dtypes import TORCH
 from qload.errors import ArgumentError, RepackError
 from qload.formats import BNB4Weight
-from qload.formats.bnb import TABLES
 from qload.kernel_formats.fp4_marlin import CODE_PACKING, FP4_BITS, as_codes
 from qload.layouts import fp4, strips
+from qload.layouts.bnb import TABLES
 from qload.spec import Role, TensorSpec
 from qload.spec.integers import Origin, pad_matrix, record_origin
 

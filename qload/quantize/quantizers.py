@@ -55,8 +55,8 @@ from qload.formats import (
     Fp8Config,
     Fp8Weight,
 )
-from qload.formats.bnb import TABLES, dynamic_map
 from qload.layouts import eetq
+from qload.layouts.bnb import TABLES, dynamic_map
 from qload.spec import Layer, Weight, named
 from qload.spec.casts import check_cast
 

@@ -16,6 +16,7 @@ from qload.devices import CodeValues, LazyCodes, Stored
 from qload.dtypes import STORED, TORCH, Dtype, DtypeLike
 from qload.errors import (
     ArgumentError,
+    ConfigError,
     MismatchError,
     MissingTensorError,
     QloadError,
@@ -211,6 +212,13 @@ class LayerHeaders:
                 raise ShapeError(
                     self.names.full(name), "() or (1,)", self.shapes[name], self.names.file(name)
                 )
+
+    def value_error(self, name: str, key: str, expected: str, got: str) -> ConfigError:
+        """Build the error for the value of `key` in a fact, with the name of its file."""
+        file = self.names.file(name)
+        return ConfigError(
+            self.names.full(name), key, expected, f"{got:.60}", f"in       {file}" if file else ""
+        )
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from qload.formats import (
     MarlinConfig,
     ModelOptAWQConfig,
 )
-from qload.formats.bnb import TABLES, dynamic_map
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
+from qload.layouts.bnb import TABLES, dynamic_map
 from qload.spec import Config, Weight
 from qload.testing.random_layer import DrawnLayer, complete_sizes, fill_layer
 from qload.testing.traits import Traits, contract

@@ -40,12 +40,12 @@ from qload.formats import (
     MXFP4Config,
     NVFP4Config,
 )
-from qload.formats.bnb import TABLES
 from qload.kernel_formats import repack
 from qload.kernels import cpu, products
 from qload.kernels.bounds import excess, of_linear
 from qload.kernels.cpu import KeptRows
 from qload.layouts import Stored
+from qload.layouts.bnb import TABLES
 from qload.layouts.ggml_grids import sample_blocks
 from qload.spec import ActivationScheme, Layer, Weight
 from qload.storage import BLOCK_TYPES

@@ -103,7 +103,7 @@ FAULTS = (
         'torch.arange(kept["absmax"].numel())',
     ),
     Fault("bnb-type-unchecked", _BNB, "if state.quant_type != self.quant_type:", "if False:"),
-    Fault("bnb-int8-unit", "qload/formats/bnb.py", "UNIT = 1 / 127", "UNIT = 1 / 128"),
+    Fault("bnb-int8-unit", "qload/formats/bnb_int8.py", "UNIT = 1 / 127", "UNIT = 1 / 128"),
     Fault("ct-zero-of-another-sign", _INT, "zeros=zeros + middle", "zeros=middle - zeros"),
     Fault(
         "ct-blocks-transposed",

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from qload.formats import BNB4Config, BNB4Weight, BNBFP4Weight, BNBNF4Weight
-from qload.formats.bnb import TABLES
 from qload.kernel_formats import TableStripsWeight, repack
 from qload.layouts import fp4
+from qload.layouts.bnb import TABLES
 
 
 def bnb4(

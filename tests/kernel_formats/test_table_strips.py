@@ -10,9 +10,9 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, RepackError
 from qload.formats import BNB4Config, BNB4Weight, BNBFP4Weight, BNBNF4Weight
-from qload.formats.bnb import TABLES
 from qload.kernel_formats import TableStripsConfig, TableStripsWeight, repack, restore
 from qload.layouts import strips
+from qload.layouts.bnb import TABLES
 from qload.spec import Layer
 from qload.testing import assert_same_bits
 from tests.kernel_formats.bnb4_layers import bnb4, pack

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from qload.devices.tensors import FLOATS
-from qload.formats.bnb import TABLES
 from qload.layouts import exllama as shuffled
 from qload.layouts import fp4, gptq, marlin, strips
+from qload.layouts.bnb import TABLES
 
 # Of pointers: x, weights, scales, zeros, g_idx, parts, bias, factors of tokens, y; then the stream.
 Start = Callable[..., None]

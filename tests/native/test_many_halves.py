@@ -8,9 +8,9 @@ from torch import Tensor
 
 from qload import native
 from qload.formats import BNB4Config, BNBNF4Weight, Fp8Config, Fp8Weight
-from qload.formats.bnb import TABLES
 from qload.kernels import cpu
 from qload.kernels.cpu import CACHE, CodeRows
+from qload.layouts.bnb import TABLES
 from qload.spec import Weight
 from qload.testing import assert_same_bits, assert_within_bound
 from tests.native.memory import ISAS

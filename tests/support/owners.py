@@ -35,7 +35,6 @@ from qload.formats import (
     QuantoWeight,
     TorchAOInt4Weight,
 )
-from qload.formats.bnb import TABLES
 from qload.formats.fp8 import to_fnuz
 from qload.kernel_formats import LAYOUTS, repack, restore
 from qload.layouts import (
@@ -47,6 +46,7 @@ from qload.layouts import (
     eetq,
     marlin_24,
 )
+from qload.layouts.bnb import TABLES
 from qload.loader import FormatLoader
 from qload.parallel import FakeWorld
 from qload.spec import Codes, Weight

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qload.formats.bnb import TABLES
+from qload.layouts.bnb import TABLES
 from qload.verify import verify
 from tests.paths import FIXTURES
 from tests.verify.damage.model import Model

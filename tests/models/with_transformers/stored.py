@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from qload.formats.bnb import TABLES
+from qload.layouts.bnb import TABLES
 
 GROUP = 16
 Fields = Mapping[str, Tensor]

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.formats.bnb import TABLES
 from qload.layouts import gptq
+from qload.layouts.bnb import TABLES
 from tests.verify.damage.model import Model
 
 HIDDEN, INNER, VOCABULARY = 256, 512, 320
