@@ -31,6 +31,7 @@ from qload.detect.methods import (
     bitsandbytes,
     comfy,
     compressed_tensors,
+    fp8,
     hqq,
     modelopt,
     quanto,
@@ -184,6 +185,7 @@ METHODS: dict[str, Method] = {
     for method in (
         *FORMAT_METHODS,
         *bitsandbytes.METHODS,
+        *fp8.METHODS,
         *compressed_tensors.METHODS,
         *modelopt.METHODS,
         *auto_round.METHODS,

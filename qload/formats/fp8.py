@@ -21,20 +21,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
-
-from qload import configs, dtypes, spec
-from qload.configs.claims import NEUTRAL_VALUES
+from qload import dtypes, spec
 from qload.devices import StoredRows
 from qload.dtypes import STORED, Dtype, DtypeLike
-from qload.errors import ArgumentError, ConfigError, DtypeError, MismatchError, ShapeError
+from qload.errors import ArgumentError, ShapeError
 from qload.layouts.packing import byte_values
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
-from qload.spec import ActivationScheme, Axis, Role, TensorSpec, named
-from qload.spec.casts import check_cast
+from qload.spec import Axis, Role, TensorSpec
+from qload.spec.blocks import block_groups, block_rows
 
 WEIGHTS = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.float8_e4m3fnuz)
 ACTIVATIONS = (dtypes.float32, dtypes.bfloat16, dtypes.float16)
@@ -42,7 +39,7 @@ SCALES = (*ACTIVATIONS, dtypes.float8_e8m0fnu)
 EXPONENTS = (dtypes.uint8, dtypes.float8_e8m0fnu)
 NAMES = ("weight_scale", "weight_scale_inv")
 MISTRAL_NAMES = ("qscale_weight", "qscale_act")
-NEGATIVE_ZERO, NAN = 0x80, 0x7F  # bytes of e4m3fn; in e4m3fnuz they are NaN and 240
+INPUT_NAMES = ("input_scale", "activation_scale", MISTRAL_NAMES[1])
 
 Per = Literal["tensor", "parts", "channel", "block"]
 AXES: dict[str, Per] = {"P": "tensor", "P 1": "tensor", "N": "channel", "N 1": "channel", "1 N": "channel"}
@@ -221,35 +218,17 @@ class Fp8Weight(spec.Weight):
     @classmethod
     def tensors(cls, config: Fp8Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; blocks bind cuts and the seams of fused layers."""
-        names: tuple[str, ...] = (*NAMES, MISTRAL_NAMES[0])
-        if config.per == "block":
-            names = NAMES[::-1]
+        names = NAMES[::-1] if config.per == "block" else (*NAMES, MISTRAL_NAMES[0])
         if config.divide:
             names = NAMES[1:]
-        if config.stored_scale is not None:
-            names = (config.stored_scale,)
-        specs = (
+        scale, axes, view = config.stored_scale or names, config.scale_axes, config.scale_view
+        scales = TensorSpec("weight_scale", config.scale_dtypes, axes, Role.SCALE, scale, view=view)
+        inputs = TensorSpec("input_scale", ACTIVATIONS, "P", Role.SCALE, INPUT_NAMES, divides=True)
+        return (
             TensorSpec("weight", WEIGHTS, "N K", Role.WORD),
-            TensorSpec(
-                "weight_scale",
-                config.scale_dtypes,
-                config.scale_axes,
-                Role.SCALE,
-                stored=names,
-                divides=config.divide,
-                view=config.scale_view,
-            ),
-            TensorSpec(
-                "input_scale",
-                ACTIVATIONS,
-                "P",
-                Role.SCALE,
-                stored=("input_scale", "activation_scale", MISTRAL_NAMES[1]),
-                optional=config.input_scale is None,
-                divides=True,  # divides the activations
-            ),
+            replace(scales, divides=config.divide),
+            *(() if config.input_scale is False else (replace(inputs, optional=config.input_scale is None),)),
         )
-        return specs[:2] if config.input_scale is False else specs
 
     @property
     def scales(self) -> Tensor:
@@ -257,79 +236,35 @@ class Fp8Weight(spec.Weight):
         scale = self.weight_scale
         return scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale
 
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """(outputs, inputs) per scale, -1 for all inputs; None: one scale per fused part."""
+        return (1, -1) if self.config.per == "channel" else self.config.block
+
     def stored(self) -> StoredRows | None:
         """Describe the stored order for kernels; None for a scale per fused part, and for e4m3fnuz."""
-        (N, K), block = self.shape, self.config.block
-        if self.weight.dtype == torch.float8_e4m3fnuz or (
-            block is None and self.config.per != "channel" and len(self.layer.parts) > 1
-        ):
+        if self.weight.dtype == torch.float8_e4m3fnuz:
             return None
-        scales = self.scales.reshape(-1, 1)
-        n_run, k_run = (1, max(K, 1)) if self.config.per == "channel" else (max(N, 1), max(K, 1))
-        if block is not None:
-            scales = self.scales.reshape(self.weight_scale.shape[0], -1)
-            n_run, k_run = min(block[0], max(N, 1)), min(block[1], max(K, 1))
-        return StoredRows(self.weight, scales, n_run, k_run, divide=self.config.divide)
+        scales = self._matrix(self.scales)
+        return block_rows(self.layer, self.weight, scales, self.block, divide=self.config.divide)
+
+    def _matrix(self, scales: Tensor) -> Tensor:
+        """Scales with an axis of outputs and an axis of inputs."""
+        return scales.reshape(scales.shape[0] if self.config.block else -1, -1 if self.config.block else 1)
 
     def codes(self) -> spec.Codes:
         """Return the bytes, their values, and the scales of their blocks, outputs or parts."""
-        device, scales = self.device, self.scales.float()
-        n_group = k_group = None
-        if self.config.block:
-            scales = scales.reshape(scales.shape[0], -1)
-            n_group, k_group = (
-                torch.arange(size, device=device) // block
-                for size, block in zip(self.shape, self.config.block, strict=True)
-            )
-        else:
-            scales = scales.reshape(-1, 1)
-            if self.config.per != "channel" and len(self.layer.parts) > 1:
-                n_group = torch.tensor(self.layer.parts, device=device)
-                n_group = torch.arange(len(n_group), device=device).repeat_interleave(n_group)
+        n_group, k_group = block_groups(self.layer, self.block, self.device)
         return spec.Codes(
             bits=8,
             codes=self.weight.view(torch.uint8),
-            scales=scales,
+            scales=self._matrix(self.scales.float()),
             zeros=None,
             k_group=k_group,
-            lookup=byte_values(self.weight.dtype, device),
+            lookup=byte_values(self.weight.dtype, self.device),
             n_group=n_group,
             divide=self.config.divide,
         )
-
-
-def to_fnuz(weight: Fp8Weight) -> Fp8Weight:
-    """Convert an e4m3fn weight to e4m3fnuz: values of bytes halve, -0 becomes 0, and scales double.
-
-    NaN bytes of e4m3fn are refused, because they are 240 or -240 in e4m3fnuz. CastError if the dtype of a
-    scale cannot represent its double, or the half of a dividing one.
-    """
-    name = weight.layer.name or "Fp8Weight"
-    if weight.weight.dtype != torch.float8_e4m3fn:
-        got = str(weight.weight.dtype).removeprefix("torch.")
-        raise DtypeError(named(name, "weight"), ["float8_e4m3fn"], got)
-    stored = weight.weight.view(torch.uint8)
-    lost = int(((stored & NAN) == NAN).sum())
-    if lost:
-        what = "e4m3fnuz would read NaN as a number"
-        raise MismatchError(named(name, "weight"), what, "no byte 0x7F or 0xFF", f"{lost} of them")
-    bytes_ = torch.where(stored == NEGATIVE_ZERO, 0, stored).to(torch.uint8)
-    times, limit = (0.5 if weight.config.divide else 2), weight.input_scale
-    return replace(
-        weight,
-        weight=bytes_.view(torch.float8_e4m3fnuz),
-        weight_scale=_scaled(named(name, "weight_scale"), weight.scales, times),
-        input_scale=None if limit is None else _scaled(named(name, "input_scale"), limit, 2),
-    )
-
-
-def _scaled(name: str, scale: Tensor, times: float) -> Tensor:
-    """Multiply a scale by a power of two in its own dtype; CastError if this is not exact."""
-    exact = scale.double() * times
-    cast = exact.to(scale.dtype)
-    remedy = "keep this layer in e4m3fn, or store its scales in float32"
-    check_cast(name, exact, cast, tiny=True, remedy=remedy, stored=scale.dtype)
-    return cast
 
 
 def _shape(axes: str, sizes: dict[str, int]) -> tuple[int | None, ...]:
@@ -337,102 +272,7 @@ def _shape(axes: str, sizes: dict[str, int]) -> tuple[int | None, ...]:
     return tuple(axis.size(axis.logical(sizes) or 0) for axis in axes_)
 
 
-FP8_DTYPES = {
-    "e4m3": dtypes.float8_e4m3fn,
-    "float8_e4m3fn": dtypes.float8_e4m3fn,
-    "e5m2": dtypes.float8_e5m2,
-    "float8_e5m2": dtypes.float8_e5m2,
-}
 DEFAULT_BLOCK = (128, 128)  # for a config without a block
-UNUSED_SCALE = "weight_scale_inv"  # transformers also stores it for weights that are not in blocks
-FP8_GRANULARITIES: dict[str, Per] = {"tensor": "tensor", "row": "channel", "block": "block"}
-
-
-class _FP8(configs.Section):
-    activation_scheme: Literal["dynamic", "static"] | None = None
-    weight_block_size: configs.Block | None = None
-    fmt: Literal["e4m3", "float8_e4m3fn", "e5m2", "float8_e5m2"] | None = None
-    scale_fmt: Literal["float", "ue8m0"] | None = None
-    bits: Annotated[int, configs.one_of(8)] | None = None
-    format: Literal["fp8"] | None = None
-    weight_scale_method: Literal["tensor", "row", "block"] | None = None
-    weight_scale_semantics: Literal["inverse"] | None = None
-    ignored_layers: configs.NameList | None = None
-
-    lists = ("modules_to_not_convert", "ignored_layers")
-
-
-class _FBGEMM(configs.Section):
-    activation_scale_ub: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-
-
-def read_fp8(source: configs.FoundConfig) -> configs.Claims:
-    """Read the claims of FP8; without a claim the shape of the scale tells its granularity."""
-    section: configs.Section
-    if configs.agree(source, "quant_method", "method") == "fbgemm_fp8":
-        section = limited = configs.validate(_FBGEMM, source)
-        limit = limited.activation_scale_ub
-        config = Fp8Config("channel", activation_scale_ub=limit)
-        tokens = ActivationScheme("float", 8, True, "token", upper_bound=limit, owner="fbgemm")
-        fmt = ConfiguredFormat(Fp8Weight, config, tokens)
-    else:
-        section = stated = configs.validate(_FP8, source)
-        config = _fp8_config(source, stated)
-        fmt = ConfiguredFormat(Fp8Weight, config, _fp8_activations(stated))
-    name = "fp8_inverse" if config.divide else "fp8"
-    return section.claims(source, "fp8", name, fmt, bits=8, sym=True, unused=(UNUSED_SCALE,))
-
-
-class _Mistral(configs.Section):
-    qformat_weight: Literal["fp8_e4m3"]
-    qscheme_act: Literal["TENSOR", "NO_SCALES"] | None = None
-
-
-def read_mistral(source: configs.FoundConfig) -> configs.Claims:
-    """Read the claims of the `quantization` of a params.json; inputs have a stored scale by default."""
-    section = configs.validate(_Mistral, source)
-    static = section.qscheme_act != "NO_SCALES"
-    config = Fp8Config(input_scale=True if static else None, dtype=dtypes.float8_e4m3fn)
-    stated = _FP8(activation_scheme="static" if static else "dynamic")
-    fmt = ConfiguredFormat(Fp8Weight, config, _fp8_activations(stated))
-    return section.claims(source, "mistral", "fp8", fmt, bits=8, sym=True)
-
-
-def _fp8_activations(section: _FP8) -> ActivationScheme | None:
-    """Activation scheme of FP8.
-
-    A stored scale applies to the tensor. A dynamic scale applies to a block's number of inputs for weights in
-    blocks, and to a token for other weights, as in transformers 5.23.0 and, with CUTLASS, in vLLM 0.11.0.
-    With powers of two as scales of blocks, the scales of inputs are powers of two.
-    """
-    if section.activation_scheme is None:
-        return None
-    if section.activation_scheme == "static":
-        return ActivationScheme("float", 8, False, "tensor", scale="input_scale", owner="transformers")
-    if section.weight_block_size is None:
-        return ActivationScheme("float", 8, True, "token", owner="transformers")
-    group_size, powers = section.weight_block_size[1], section.scale_fmt == "ue8m0"
-    dynamic = ActivationScheme("float", 8, True, "group", group_size, owner="transformers")
-    return replace(dynamic, scale_type="e8m0") if powers else dynamic
-
-
-def _fp8_config(source: configs.FoundConfig, section: _FP8) -> Fp8Config:
-    method, size = section.weight_scale_method, section.weight_block_size
-    if method and section.weight_scale_semantics is None:
-        # GPTQModel alone states a method, and its scales divide: without the semantics it is ambiguous.
-        key = source.key("weight_scale_semantics")
-        raise ConfigError(source.file, key, "'inverse', with weight_scale_method", "nothing")
-    if method and (method == "block") != (size is not None):
-        expected = "[outputs, inputs]" if method == "block" else "nothing"
-        key = source.key("weight_block_size")
-        raise ConfigError(source.file, key, f"{expected}, with weight_scale_method {method}", str(size))
-    return Fp8Config(
-        FP8_GRANULARITIES[method] if method else "block" if size else None,
-        (size[0], size[1]) if size else None,
-        divide=section.weight_scale_semantics == "inverse",
-        input_scale=True if section.activation_scheme == "static" else None,
-        dtype=FP8_DTYPES[section.fmt] if section.fmt else None,
-    )
 
 
 def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
@@ -455,32 +295,4 @@ def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, .
 
 
 FORMATS = (Fp8Weight,)
-METHODS = (
-    configs.Method(
-        names=("fp8",),
-        read=read_fp8,
-        formats=(Fp8Weight,),
-        variants=("fp8 (multiplying, or weight_scale_semantics inverse)",),
-        activation_key="activation_scheme",
-        ignored={
-            "expert_dtype": configs.IgnoredKey(
-                "states the dtype of experts; qload reads them by their tensors",
-                neutral=(*NEUTRAL_VALUES, "fp8"),
-            ),
-        },
-    ),
-    configs.Method(
-        names=("mistral",),
-        read=read_mistral,
-        formats=(Fp8Weight,),
-        variants=("mistral (params.json with qformat_weight fp8_e4m3)",),
-        activation_key="qscheme_act",
-    ),
-    configs.Method(
-        names=("fbgemm_fp8",),
-        read=read_fp8,
-        formats=(Fp8Weight,),
-        variants=("fbgemm_fp8",),
-        activation_key="activation_scale_ub",
-    ),
-)
+METHODS = ()  # read by detect.methods

@@ -6,6 +6,7 @@ from tests.faults.fault import Fault
 _EXL2, _GROUPS = "qload/formats/exl2.py", "qload/layouts/exl2.py"
 _EXL3, _TRELLIS = "qload/formats/exl3.py", "qload/layouts/exl3.py"
 _FP8, _BNB = "qload/formats/fp8.py", "qload/formats/bnb.py"
+_FNUZ, _BLOCKS = "qload/kernel_formats/fp8_fnuz.py", "qload/spec/blocks.py"
 _PACK, _INT = "qload/formats/compressed_tensors.py", "qload/formats/compressed_tensors.py"
 _ONE, _AWQ = "qload/formats/compressed_tensors.py", "qload/formats/modelopt_awq.py"
 _SMOOTH, _MODELOPT = "qload/formats/modelopt_int8.py", "qload/detect/methods/modelopt.py"
@@ -66,29 +67,29 @@ FAULTS = (
     ),
     Fault(
         "fp8-blocks-transposed",
-        _FP8,
-        "zip(self.shape, self.config.block, strict=True)",
-        "zip(self.shape, self.config.block[::-1], strict=True)",
+        _BLOCKS,
+        "    rows, columns = block\n",
+        "    columns, rows = block\n",
     ),
     Fault(
         "fp8-parts-share-a-scale",
-        _FP8,
-        "n_group = torch.arange(len(n_group), device=device)",
-        "n_group = torch.zeros(len(n_group), dtype=torch.int64)",
+        _BLOCKS,
+        "torch.arange(len(layer.parts), device=device)",
+        "torch.zeros(len(layer.parts), dtype=torch.int64)",
     ),
     Fault("mistral-scale-unknown", _FP8, "(*NAMES, MISTRAL_NAMES[0])", "NAMES"),
     Fault(
         "mistral-input-scale-unknown", _FP8, '"activation_scale", MISTRAL_NAMES[1])', '"activation_scale")'
     ),
-    Fault("mistral-dynamic-by-default", _FP8, '!= "NO_SCALES"', '== "TENSOR"'),
+    Fault("mistral-dynamic-by-default", "qload/detect/methods/fp8.py", '!= "NO_SCALES"', '== "TENSOR"'),
     Fault(
         "mistral-beside-a-config",
         "qload/detect/config_reader.py",
         "configs if configs or model_config else",
         "configs if configs else",
     ),
-    Fault("fnuz-scale-kept", _FP8, "(0.5 if weight.config.divide else 2)", "1"),
-    Fault("fnuz-negative-zero", _FP8, "torch.where(stored == NEGATIVE_ZERO, 0, stored)", "stored"),
+    Fault("fnuz-scale-kept", _FNUZ, "(0.5 if weight.config.divide else 2)", "1"),
+    Fault("fnuz-negative-zero", _FNUZ, "torch.where(stored == NEGATIVE_ZERO, 0, stored)", "stored"),
     Fault(
         "bnb-nibbles-swapped",
         _BNB,

@@ -167,9 +167,9 @@ FAULTS = (
     ),
     Fault(
         "fp8-blocks-along-n",
-        "qload/formats/fp8.py",
-        "torch.arange(size, device=device) // block\n",
-        "torch.arange(size, device=device) % -(-size // block)\n",
+        "qload/spec/blocks.py",
+        "torch.arange(layer.K, device=device) // columns if",
+        "torch.arange(layer.K, device=device) % -(-layer.K // columns) if",
     ),
     Fault(
         "exllama-zero-not-minus-one",

@@ -16,7 +16,7 @@ from qload.errors import (
     UnsupportedFormatError,
 )
 from qload.formats import Fp8Config, Fp8Weight
-from qload.formats.fp8 import to_fnuz
+from qload.kernel_formats.fp8_fnuz import to_fnuz
 from qload.testing import assert_same_bits
 from tests.formats.fp8_layers import BLOCKS, codes, layer, weights
 

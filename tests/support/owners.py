@@ -35,8 +35,8 @@ from qload.formats import (
     QuantoWeight,
     TorchAOInt4Weight,
 )
-from qload.formats.fp8 import to_fnuz
 from qload.kernel_formats import LAYOUTS, repack, restore
+from qload.kernel_formats.fp8_fnuz import to_fnuz
 from qload.layouts import (
     Stored,
     StoredMinusOne,
