@@ -23,6 +23,7 @@ from qload.formats import (
     gptq,
     hqq,
     marlin,
+    marlin_24,
     mlx,
     modelopt_awq,
     modelopt_int8,
@@ -54,7 +55,8 @@ from qload.formats.fp8 import Fp8Config, Fp8Weight
 from qload.formats.gguf import GGUFConfig, GGUFWeight
 from qload.formats.gptq import GPTQConfig, GPTQWeight
 from qload.formats.hqq import HQQConfig, HQQWeight
-from qload.formats.marlin import Marlin24Config, Marlin24Weight, MarlinConfig, MarlinWeight
+from qload.formats.marlin import MarlinConfig, MarlinWeight
+from qload.formats.marlin_24 import Marlin24Config, Marlin24Weight
 from qload.formats.mlx import MLXConfig, MLXFloatConfig, MLXFloatWeight, MLXWeight
 from qload.formats.modelopt_awq import ModelOptAWQConfig, ModelOptAWQWeight
 from qload.formats.modelopt_int8 import ModelOptInt8Config, ModelOptInt8Weight
@@ -83,6 +85,7 @@ MODULES = (
     gptq,
     awq,
     marlin,
+    marlin_24,
     exl2,
     exl3,
     eetq,

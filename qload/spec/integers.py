@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from qload import devices
-from qload.dtypes import DtypeLike
+from qload.dtypes import STORED, Dtype, DtypeLike
 from qload.errors import RepackError
 from qload.layouts import Order, PackedCodes, Packing, Stored, ZeroPoints
 from qload.layouts.packing import pack_codes, reorder
@@ -223,6 +223,23 @@ class Integers:
             return f"K = {K} does not divide into groups of {size}"
         if not whole.in_order or not self.in_order:
             return f"the rows of its groups are not in order along K (act order), and {layout} has no g_idx"
+        return None
+
+    def find_tile_conflict(
+        self, layout: str, rows: int, columns: int, scale_dtypes: Sequence[Dtype]
+    ) -> str | None:
+        """Return the reason if tiles without zero points and index cannot represent these; else None."""
+        (N, K), dtype = self.shape, self.scales.dtype
+        if K % rows or N % columns:
+            return f"needs K, N in multiples of {rows}, {columns}; got {K}, {N}"
+        reason = self.find_unordered_groups(layout)
+        if reason:
+            return reason
+        if not self.symmetric:
+            return f"a zero point is not {2 ** (self.bits - 1)}, and {layout} stores no zero points"
+        if STORED[dtype] not in scale_dtypes:
+            names = " or ".join(each.name for each in scale_dtypes)
+            return f"needs scales in {names}, got {str(dtype).removeprefix('torch.')}"
         return None
 
 
