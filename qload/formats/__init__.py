@@ -28,6 +28,7 @@ from qload.formats import (
     modelopt_awq,
     modelopt_int8,
     mx,
+    mxfp8,
     nvfp4,
     quanto,
     quark,
@@ -60,7 +61,8 @@ from qload.formats.marlin_24 import Marlin24Config, Marlin24Weight
 from qload.formats.mlx import MLXConfig, MLXFloatConfig, MLXFloatWeight, MLXWeight
 from qload.formats.modelopt_awq import ModelOptAWQConfig, ModelOptAWQWeight
 from qload.formats.modelopt_int8 import ModelOptInt8Config, ModelOptInt8Weight
-from qload.formats.mx import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight, MXFP8Config, MXFP8Weight
+from qload.formats.mx import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight
+from qload.formats.mxfp8 import MXFP8Config, MXFP8Weight
 from qload.formats.nvfp4 import (
     CTNVFP4Weight,
     ModelOptNVFP4ExtendedConfig,
@@ -95,6 +97,7 @@ MODULES = (
     compressed_tensors,
     nvfp4,
     mx,
+    mxfp8,
     modelopt_awq,
     modelopt_int8,
     gguf,

@@ -1,6 +1,6 @@
-"""MXFP4 and MXFP8 (OCP Microscaling): floats of 4 or 8 bits, one power of two for every 32 inputs.
+"""MXFP4 (OCP Microscaling): floats of 4 bits, one power of two for every 32 inputs.
 
-MXFP4. On disk, for a layer of K inputs and N outputs, written by compressed-tensors (mxfp4-pack-quantized):
+On disk, for a layer of K inputs and N outputs, written by compressed-tensors (mxfp4-pack-quantized):
 
     weight_packed  uint8  (N, K/2)          two e2m1 codes a byte, the first in the low bits
     weight_scale   uint8  (N, K/32)         e8m0: an exponent alone
@@ -16,35 +16,23 @@ these suffixes, or `.blocks` and `.scales` in OpenAI's own files:
 
 An exponent of 255 is NaN by the specification; some readers decode it as 2**128.
 Source: compressed-tensors 0.20.0, transformers 5.23.0 and torchao 0.18.0, bit-equal to all.
-
-MXFP8, written by ModelOpt (MXFP8) and compressed-tensors (mxfp8-quantized):
-
-    weight        e4m3fn  (N, K)
-    weight_scale  uint8   (N, K/32)  e8m0: an exponent alone
-
-    w[n, k] = weight[n, k] * 2**(weight_scale[n, k / 32] - 127)
-
-transformers and SGLang (quant_method mxfp8) call the exponents `weight_scale_inv`; some programs store them
-as float8_e8m0fnu. An exponent of 255 is NaN. Source: compressed-tensors 0.20.0 and modelopt 0.47.0, bit-equal
-to both.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from qload import configs, dtypes, spec
+from qload import dtypes, spec
 from qload.devices import StoredRows
 from qload.dtypes import STORED, DtypeLike
-from qload.errors import ArgumentError, UnsupportedFormatError
+from qload.errors import ArgumentError
 from qload.layouts import NibblePairs, fp4, swizzle
-from qload.layouts.packing import byte_values
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
-from qload.spec import ActivationScheme, Role, TensorSpec, named
+from qload.spec import Role, TensorSpec, named
 
-GROUP = 32
+GROUP = fp4.MX_GROUP
 BYTES = (dtypes.uint8,)
 MXFP4_CODE_DTYPES, MXFP4_EXPONENT_DTYPES = (dtypes.uint8, dtypes.int8), (dtypes.uint8, dtypes.float8_e8m0fnu)
 MXFP4_TENSORS = ("weight_packed", "weight_scale")
@@ -93,19 +81,6 @@ def _codes(packed: Tensor, exponents: Tensor) -> spec.Codes:
     )
 
 
-def _in_tiles(spec: TensorSpec) -> TensorSpec:
-    """Declaration of swizzled exponents."""
-    text, view = swizzle.scale_axes(GROUP)
-    return replace(spec, text=text, view=view)
-
-
-def _plain_exponents(stored: Tensor, shape: tuple[int, ...], swizzled: bool) -> Tensor:
-    """Exponents (N, K / 32) in plain order, uint8."""
-    N, K = shape
-    exponents = stored.view(torch.uint8)
-    return swizzle.unswizzle_scales(exponents, N, K // GROUP) if swizzled else exponents
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class CTMXFP4Weight(spec.Weight):
     """An MXFP4 layer of compressed-tensors, or a share of one.
@@ -135,12 +110,13 @@ class CTMXFP4Weight(spec.Weight):
         packed, scale = config.stored
         scales = TensorSpec("weight_scale", MXFP4_EXPONENT_DTYPES, f"N K/{GROUP}", Role.SCALE, stored=scale)
         codes = TensorSpec("weight_packed", MXFP4_CODE_DTYPES, "N K/2", Role.WORD, stored=packed)
-        return codes, _in_tiles(scales) if config.swizzled else scales
+        return codes, replace(scales, **swizzle.scale_axes(GROUP)) if config.swizzled else scales
 
     @property
     def exponents(self) -> Tensor:
         """Exponents (N, K / 32) in plain order, uint8."""
-        return _plain_exponents(self.weight_scale, self.shape, self.config.swizzled)
+        (N, K), stored = self.shape, self.weight_scale.view(torch.uint8)
+        return swizzle.unswizzle_scales(stored, N, K // GROUP) if self.config.swizzled else stored
 
     def stored(self) -> StoredRows:
         """Describe the stored order for kernels."""
@@ -209,134 +185,15 @@ class MXFP4ExpertsWeight(spec.Weight):
         return spec.rounded(values, dtype, out)
 
 
-MXFP8_EXPONENT_DTYPES = (dtypes.uint8, dtypes.float8_e8m0fnu)
-MXFP8_SCALE_NAMES = ("weight_scale", "weight_scale_inv")
-
-
-@dataclass(frozen=True)
-class MXFP8Config(spec.Config):
-    """Config of MXFP8; `swizzled`: exponents are in the order of tensor cores (`layouts.swizzle`)."""
-
-    name: ClassVar[str] = "mxfp8"
-
-    swizzled: bool = field(default=False, repr=False)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class MXFP8Weight(spec.Weight):
-    """An MXFP8 layer, or a share of one.
-
-    w[n, k] = weight[n, k] * 2**(weight_scale[n, k / 32] - 127). Source: compressed-tensors and modelopt,
-    bit-equal to the files of both.
-
-    Attributes
-    ----------
-    weight
-        (N, K), float8_e4m3fn.
-    weight_scale
-        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8 or float8_e8m0fnu; in the order of tensor cores if
-        `config.swizzled`.
-    """
-
-    config: MXFP8Config
-    weight: Tensor
-    weight_scale: Tensor
-
-    format: ClassVar[str] = "mxfp8"
-    example: ClassVar[MXFP8Config] = MXFP8Config()
-
-    @classmethod
-    def tensors(cls, config: MXFP8Config) -> tuple[TensorSpec, ...]:
-        """Declare the tensors; cuts of K fall between groups of 32 inputs."""
-        scales = TensorSpec(
-            "weight_scale", MXFP8_EXPONENT_DTYPES, f"N K/{GROUP}", Role.SCALE, stored=MXFP8_SCALE_NAMES
-        )
-        codes = TensorSpec("weight", (dtypes.float8_e4m3fn,), "N K", Role.WORD)
-        return codes, _in_tiles(scales) if config.swizzled else scales
-
-    @property
-    def exponents(self) -> Tensor:
-        """Exponents (N, K / 32) in plain order, uint8."""
-        return _plain_exponents(self.weight_scale, self.shape, self.config.swizzled)
-
-    def stored(self) -> StoredRows:
-        """Describe the stored order for kernels."""
-        return StoredRows(self.weight, self.exponents, 1, GROUP)
-
-    def codes(self) -> spec.Codes:
-        """Return the bytes, their values, and the powers of two."""
-        device = self.device
-        return spec.Codes(
-            bits=8,
-            codes=self.weight.view(torch.uint8),
-            scales=fp4.e8m0(self.exponents),
-            zeros=None,
-            k_group=torch.arange(self.layer.K, device=device) // GROUP,
-            lookup=byte_values(self.weight.dtype, device),
-        )
-
-
-MX_BLOCK = [1, GROUP]
-MXFP8_VARIANTS = ("mxfp8",)
-
-
-class _MXFP8(configs.Section):
-    activation_scheme: Literal["dynamic"] | None = None
-    weight_block_size: configs.Block | None = None
-    scale_fmt: Literal["ue8m0"] | None = None
-    ignored_layers: configs.NameList | None = None
-
-    lists = ("modules_to_not_convert", "ignored_layers")
-
-
-def read_mxfp8(source: configs.FoundConfig) -> configs.Claims:
-    """Read the claims of MXFP8 as written by transformers and SGLang: 32 inputs share a power of two."""
-    section = configs.validate(_MXFP8, source)
-    block = section.weight_block_size
-    if block not in (None, MX_BLOCK):
-        reason = f"the weight_block_size of {source.file} is not supported"
-        raise UnsupportedFormatError(f"mxfp8 in blocks of {block}", reason, MXFP8_VARIANTS)
-    inputs = ActivationScheme("float", 8, True, "group", GROUP, scale_type="e8m0", owner="transformers")
-    fmt = ConfiguredFormat(MXFP8Weight, MXFP8Config(), inputs if section.activation_scheme else None)
-    return section.claims(source, "mxfp8", "mxfp8", fmt, bits=8, group_size=GROUP, sym=True)
-
-
-def read_mxfp4(source: configs.FoundConfig) -> configs.Claims:
-    """Read the claims of gpt-oss, with shell patterns in its list of excluded modules."""
-    section = configs.validate(configs.Section, source)
-    configs.check_pattern_lengths(source, "modules_to_not_convert", section.modules_to_not_convert or ())
-    formats = [
-        ConfiguredFormat(weight_type, MXFP4Config()) for weight_type in (MXFP4ExpertsWeight, CTMXFP4Weight)
-    ]
-    exclusions = section.exclusions(configs.GlobExclusions)
-    return section.claims(
-        source, "mxfp4", "mxfp4", *formats, bits=4, group_size=32, sym=True, exclusions=exclusions
-    )
-
-
 def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
-    """MXFP8, and MXFP4 under all names of its tensors, of a layer or of all experts."""
-    names = (MXFP4_TENSORS, *(("weight", scale) for scale in (*MXFP8_SCALE_NAMES, "scale")))
+    """MXFP4 under all names of its tensors, of a layer or of all experts."""
+    scales = ("weight_scale", "weight_scale_inv", "scale")
+    names = (MXFP4_TENSORS, *(("weight", scale) for scale in scales))
     return (
-        ConfiguredFormat(MXFP8Weight, MXFP8Config()),
         *(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(stored)) for stored in names),
         ConfiguredFormat(MXFP4ExpertsWeight, MXFP4Config()),
     )
 
 
-FORMATS = (CTMXFP4Weight, MXFP4ExpertsWeight, MXFP8Weight)
-METHODS = (
-    configs.Method(
-        names=("mxfp8",),
-        read=read_mxfp8,
-        formats=(MXFP8Weight,),
-        variants=MXFP8_VARIANTS,
-        activation_key="activation_scheme",
-    ),
-    configs.Method(
-        names=("mxfp4",),
-        read=read_mxfp4,
-        formats=(MXFP4ExpertsWeight, CTMXFP4Weight),
-        variants=("mxfp4 (experts)",),
-    ),
-)
+FORMATS = (CTMXFP4Weight, MXFP4ExpertsWeight)
+METHODS = ()  # read by detect.methods

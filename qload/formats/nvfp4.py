@@ -125,8 +125,7 @@ def _tensors(
     scales = TensorSpec("weight_scale", (E4M3FN,), f"N K/{group_size}", Role.SCALE)
     second_scale = TensorSpec(second, (dtypes.float32,), "P", Role.SCALE, optional=not config.second)
     if config.swizzled:
-        text, view = swizzle.scale_axes(group_size)
-        scales = replace(scales, text=text, view=view)
+        scales = replace(scales, **swizzle.scale_axes(group_size))
     return (
         TensorSpec(packed, (dtypes.uint8,), "N K/2", Role.WORD),
         scales,

@@ -27,7 +27,7 @@ from torch import Tensor
 from qload import dtypes, spec
 from qload.dtypes import STORED, TORCH, DtypeLike
 from qload.errors import RepackError
-from qload.formats import MXFP8Weight, mx
+from qload.formats import MXFP8Weight, mxfp8
 from qload.kernel_formats.fp4_marlin import E8M0_NAN, describe_scales
 from qload.kernel_formats.fp4_strips import ByteExponents
 from qload.kernel_formats.strips import pack_bytes
@@ -86,7 +86,7 @@ class Mxfp8StripsWeight(spec.Weight):
     def tensors(cls, config: Mxfp8StripsConfig) -> tuple[TensorSpec, ...]:
         """Declare the tensors for padded K and N."""
         rows, columns = strips.TILE_K, strips.TILE_N
-        per_column = rows // mx.GROUP
+        per_column = rows // mxfp8.GROUP
         return (
             TensorSpec("qweight", (dtypes.int32,), f"N/{columns} K@{rows}*{2 * BITS}", Role.WORD),
             TensorSpec("scales", (dtypes.uint8,), f"K/{rows} N@{columns}*{per_column}", Role.WORD),
@@ -101,7 +101,7 @@ class Mxfp8StripsWeight(spec.Weight):
     def plain_scales(self) -> Tensor:
         """Stored exponents (N, K / 32), uint8, without padding."""
         N, K = self.shape
-        stored = strips.group_scales(mx.GROUP).undo(self.scales)[: K // mx.GROUP, :N].T
+        stored = strips.group_scales(mxfp8.GROUP).undo(self.scales)[: K // mxfp8.GROUP, :N].T
         return EXPONENTS.decode(stored, self.column_scales[:N])
 
     def codes(self) -> spec.Codes:
@@ -114,7 +114,7 @@ class Mxfp8StripsWeight(spec.Weight):
             codes=codes.T,
             scales=fp4.e8m0(self.plain_scales()),
             zeros=None,
-            k_group=torch.arange(K, device=device) // mx.GROUP,
+            k_group=torch.arange(K, device=device) // mxfp8.GROUP,
             lookup=byte_values(torch.float8_e4m3fn, device),
         )
 
@@ -130,7 +130,7 @@ def from_mxfp8(weight: MXFP8Weight, *, whole: MXFP8Weight | None = None) -> Mxfp
     return Mxfp8StripsWeight(
         config=Mxfp8StripsConfig(weight.weight_scale.dtype),
         qweight=pack_bytes(weight.weight.view(torch.uint8)),
-        scales=strips.group_scales(mx.GROUP).apply(pad_matrix(stored.T, Kp // mx.GROUP, Np)),
+        scales=strips.group_scales(mxfp8.GROUP).apply(pad_matrix(stored.T, Kp // mxfp8.GROUP, Np)),
         column_scales=torch.nn.functional.pad(columns, (0, Np - N)),
         layer=record_origin(weight),
     )

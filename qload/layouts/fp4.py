@@ -15,6 +15,7 @@ from qload.devices import Meaning
 from qload.lazy_torch import Tensor, torch
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+MX_GROUP = 32  # elements with one e8m0 scale in OCP Microscaling
 E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # the value of each code
 
 MANTISSA = 23  # mantissa bits of float32

@@ -14,11 +14,11 @@ from qload.lazy_torch import Tensor, torch
 OUTPUTS, GROUPS, ROWS = 128, 4, 32
 
 
-def scale_axes(group: int) -> tuple[str, str]:
-    """Axes of scales of `group` inputs: of the stored tensor, and of its view in whole tiles, for cuts."""
+def scale_axes(group: int) -> dict[str, str]:
+    """Axes of scales of `group` inputs: `text` of the stored tensor, `view` in whole tiles, for cuts."""
     per_row = OUTPUTS // ROWS
     stored = f"N@{OUTPUTS}^/{per_row} K/{group}@{GROUPS}^*{per_row}"
-    return stored, f"N/{OUTPUTS}^ K/{group}/{GROUPS}^ {OUTPUTS * GROUPS}"
+    return {"text": stored, "view": f"N/{OUTPUTS}^ K/{group}/{GROUPS}^ {OUTPUTS * GROUPS}"}
 
 
 def unswizzle_scales(stored: Tensor, N: int, groups: int) -> Tensor:

@@ -16,7 +16,16 @@ from qload.configs import FoundConfig
 from qload.detect import compare_configs, effective_claims, read_claims
 from qload.detect.config_reader import METHODS, named_modules
 from qload.detect.loaders import is_comfy
-from qload.detect.methods import auto_round, bitsandbytes, comfy, compressed_tensors, fp8, marlin, modelopt
+from qload.detect.methods import (
+    auto_round,
+    bitsandbytes,
+    comfy,
+    compressed_tensors,
+    fp8,
+    marlin,
+    modelopt,
+    mx,
+)
 from qload.errors import ConfigError, ConfigsDisagreeError, UnsupportedFormatError
 from qload.experts.stacked_storage import ExpertStacks
 from qload.formats import MODULES, bnb
@@ -427,7 +436,7 @@ def aliases(model: type[BaseModel]) -> Iterator[str]:
 
 def test_each_key_of_each_reader_is_in_a_section() -> None:
     known = {path[-1] for section in SECTIONS.values() for path in paths(section)}
-    for module in (*MODULES, auto_round, bitsandbytes, comfy, compressed_tensors, fp8, marlin, modelopt):
+    for module in (*MODULES, auto_round, bitsandbytes, comfy, compressed_tensors, fp8, marlin, modelopt, mx):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, BaseModel) and value is not bnb._State:
                 assert {*aliases(value)} <= known, value

@@ -4,7 +4,11 @@ from tests.faults.fault import Fault
 
 _MX, _FP4, _FP8 = "qload/formats/mx.py", "qload/layouts/fp4.py", "qload/formats/fp8.py"
 _SWIZZLE, _STACKS = "qload/layouts/swizzle.py", "qload/experts/stack_finder.py"
-_FLOAT4 = "qload/conversion/float4.py"
+_FLOAT4, _MXFP8, _METHOD = (
+    "qload/conversion/float4.py",
+    "qload/formats/mxfp8.py",
+    "qload/detect/methods/mx.py",
+)
 
 FAULTS = (
     Fault(
@@ -13,24 +17,27 @@ FAULTS = (
         "exponents.to(torch.int32) << MANTISSA",
         "exponents.to(torch.int32) - 1 << MANTISSA",
     ),
-    Fault("mxfp8-groups-of-16", _MX, "device=device) // GROUP", "device=device) // 16 % 2"),
+    Fault("mxfp8-groups-of-16", _MXFP8, "device=device) // GROUP", "device=device) // 16 % 2"),
     Fault(
         "mxfp8-scales-divide",
-        _MX,
+        _MXFP8,
         "lookup=byte_values(self.weight.dtype, device),",
         "lookup=byte_values(self.weight.dtype, device), divide=True,",
     ),
     Fault(
-        "mxfp8-exponents-as-numbers", _MX, "scales=fp4.e8m0(self.exponents)", "scales=self.exponents.float()"
+        "mxfp8-exponents-as-numbers",
+        _MXFP8,
+        "scales=fp4.e8m0(self.exponents)",
+        "scales=self.exponents.float()",
     ),
-    Fault("mxfp8-other-name-unknown", _MX, '("weight_scale", "weight_scale_inv")', '("weight_scale",)'),
+    Fault("mxfp8-other-name-unknown", _MXFP8, '("weight_scale", "weight_scale_inv")', '("weight_scale",)'),
     Fault(
         "mxfp8-ignored-layers-quantized",
-        _MX,
+        _METHOD,
         'lists = ("modules_to_not_convert", "ignored_layers")',
         'lists = ("modules_to_not_convert",)',
     ),
-    Fault("mxfp8-blocks-of-any-size", _MX, "if block not in (None, MX_BLOCK):", "if block == []:"),
+    Fault("mxfp8-blocks-of-any-size", _METHOD, "if block not in (None, MX_BLOCK):", "if block == []:"),
     Fault("mxfp4-high-nibble-first", _MX, "packed, high_first=False", "packed, high_first=True"),
     Fault(
         "mxfp4-experts-interleaved",
@@ -45,7 +52,7 @@ FAULTS = (
         "OUTPUTS // ROWS, ROWS, GROUPS).swapaxes(2, 3)\n    return tiles.swapaxes(1, 3)",
     ),
     Fault("deepseek-scales-unknown", _FP8, 'stored_scale="scale"', 'stored_scale="scales"'),
-    Fault("deepseek-codes-unknown", _MX, '(*MXFP8_SCALE_NAMES, "scale")', "MXFP8_SCALE_NAMES"),
+    Fault("deepseek-codes-unknown", _MX, '"weight_scale_inv", "scale")', '"weight_scale_inv")'),
     Fault(
         "deepseek-signed-bytes-refused",
         _MX,

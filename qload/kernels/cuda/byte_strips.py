@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.formats import mx
+from qload.formats import mxfp8
 from qload.kernel_formats.fp4_strips import Fp4StripsConfig, Fp4StripsWeight
 from qload.kernel_formats.fp8_strips import Fp8StripsConfig, Fp8StripsWeight
 from qload.kernel_formats.int8_strips import Int8StripsConfig, Int8StripsWeight
@@ -170,7 +170,7 @@ def code_of(config: Any) -> tuple[int, int]:
     if isinstance(config, Fp8StripsConfig):
         return FP8[config.codes], strips.TILE_K if config.blocks else 0
     if isinstance(config, Mxfp8StripsConfig):
-        return MXFP8, mx.GROUP
+        return MXFP8, mxfp8.GROUP
     if isinstance(config, Fp4StripsConfig):
         return E2M1, config.group_size
     if isinstance(config, TableStripsConfig):
