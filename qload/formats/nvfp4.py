@@ -1,21 +1,14 @@
 """NVFP4: four-bit floats, an FP8 scale for every 16 inputs, and a global scale for the tensor.
 
-On disk, for a layer of K inputs and N outputs, written by compressed-tensors (nvfp4-pack-quantized):
+On disk, for a layer of K inputs and N outputs, under the names of compressed-tensors (nvfp4-pack-quantized)
+and of ModelOpt:
 
-    weight_packed        uint8   (N, K/2)    two e2m1 codes a byte, the first in the low bits
-    weight_scale         e4m3fn  (N, K/16)
-    weight_global_scale  fp32    () or (1,)
-    input_global_scale   fp32    () or (1,)  of the activations; optional
+    weight_packed        weight          uint8   (N, K/2)    two e2m1 codes a byte, the first in the low bits
+    weight_scale         weight_scale    e4m3fn  (N, K/16)
+    weight_global_scale  weight_scale_2  fp32    () or (1,)  a divisor, or a factor
+    input_global_scale   input_scale     fp32    () or (1,)  of the activations; optional
 
     w[n, k] = e2m1[code] * (weight_scale[n, k / 16] / weight_global_scale)
-
-and by ModelOpt, with the inverse as second scale:
-
-    weight               uint8   (N, K/2)    likewise
-    weight_scale         e4m3fn  (N, K/16)
-    weight_scale_2       fp32    () or (1,)
-    input_scale          fp32    () or (1,)  of the activations; optional
-
     w[n, k] = e2m1[code] * (weight_scale[n, k / 16] * weight_scale_2)
 
 `ModelOptNVFP4ExtendedWeight` adds factors of the inputs (NVFP4_AWQ), a low-rank term (NVFP4_SVD), or groups
@@ -25,9 +18,6 @@ of 32 inputs (W4A8_NVFP4_FP8):
     weight_quantizer._svdquant_lora_a   bf16, fp16, fp32  (R, K)
     weight_quantizer._svdquant_lora_b   bf16, fp16, fp32  (N, R)
 
-    w[n, k] = e2m1[code] * (weight_scale[n, k / g] * weight_scale_2) + (lora_b @ lora_a)[n, k]
-    y = (x * pre_quant_scale) @ w.T
-
 Fused parts keep one second scale each. torchao has ModelOpt's tensors under its own names: `weight_scale`
 may be swizzled (`layouts.swizzle`), and `weight_scale_2` is optional, 1 without it. Source:
 compressed-tensors 0.20.0, modelopt 0.47.0 and torchao 0.18.0, bit-equal to all (to the first and the last
@@ -36,7 +26,6 @@ after one rounding).
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -71,6 +60,11 @@ class NVFP4Config(spec.Config):
     swizzled: bool = field(default=False, repr=False, kw_only=True)
     second: bool = field(default=True, repr=False, kw_only=True)
 
+    @property
+    def inputs_per_scale(self) -> int:
+        """Inputs of a group."""
+        return GROUP
+
     def for_layer(self, headers: spec.LayerHeaders) -> NVFP4Config:
         """Check the shapes; ShapeError for several second scales of one tensor."""
         headers.check_single(SECOND)
@@ -79,59 +73,58 @@ class NVFP4Config(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _NVFP4Weight(spec.Weight):
-    """Base of both dialects of NVFP4."""
+    """Base of the dialects of NVFP4: names of codes and scales, and whether the second scale divides."""
 
     config: NVFP4Config
 
     example: ClassVar[NVFP4Config] = NVFP4Config()
+    packed_field: ClassVar[str] = "weight"
+    second_field: ClassVar[str] = "weight_scale_2"
+    input_field: ClassVar[str] = "input_scale"
+    divides: ClassVar[bool] = False
+
+    @classmethod
+    def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
+        """Declare the tensors; cuts of K fall between groups of inputs."""
+        scales = TensorSpec("weight_scale", (E4M3FN,), f"N K/{config.inputs_per_scale}", Role.SCALE)
+        if config.swizzled:
+            scales = replace(scales, **swizzle.scale_axes(config.inputs_per_scale))
+        # The second scale is a divisor, or the inverse of one.
+        second = TensorSpec(cls.second_field, (dtypes.float32,), "P", Role.SCALE, divides=True)
+        return (
+            TensorSpec(cls.packed_field, (dtypes.uint8,), "N K/2", Role.WORD),
+            scales,
+            replace(second, optional=not config.second),
+            replace(second, name=cls.input_field, optional=True),
+        )
 
     @property
     def plain_scales(self) -> Tensor:
         """Scales (N, K/16) in plain order, float8_e4m3fn."""
         stored = self.fields()["weight_scale"]
-        if not self.config.swizzled:
-            return stored
-        return swizzle.unswizzle_scales(stored, self.layer.N, self.layer.K // GROUP)
-
-    @abstractmethod
-    def packed_and_scales(self) -> tuple[Tensor, Tensor]:
-        """Bytes (N, K/2) of codes, and the product of both scales (N, K/16), float32."""
+        N, groups = self.layer.N, self.layer.K // GROUP
+        return swizzle.unswizzle_scales(stored, N, groups) if self.config.swizzled else stored
 
     def codes(self) -> spec.Codes:
         """Return the codes, their values, and the product of both scales."""
-        packed, scales = self.packed_and_scales()
+        fields, scales = self.fields(), self.plain_scales.float()
+        packed, second = fields[self.packed_field], fields.get(self.second_field)
+        if second is not None:
+            scales = both_scales(scales, second, self.layer.parts, divides=self.divides)
         return spec.Codes(
             bits=4,
             codes=NibblePairs(packed, high_first=False),
             scales=scales,
             zeros=None,
-            k_group=torch.arange(self.layer.K, device=packed.device) // GROUP,
+            k_group=torch.arange(self.layer.K, device=packed.device) // self.config.inputs_per_scale,
             lookup=fp4.values(packed.device),
         )
 
 
 def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides: bool) -> Tensor:
-    """Multiply `scales` by `second`, or divide if it `divides`: (N, K / 16), float32, rounded once.
-
-    `second`: one scale per part; `parts`: the outputs of each part.
-    """
+    """Multiply or divide `scales` by `second`, one for each of `parts`: (N, K / 16), float32, rounded once."""
     column = spec.expand_parts(second, parts)[:, None]
     return scales.float() / column if divides else scales.float() * column
-
-
-def _tensors(
-    config: NVFP4Config, packed: str, second: str, inputs: str, group_size: int = GROUP
-) -> tuple[TensorSpec, ...]:
-    scales = TensorSpec("weight_scale", (E4M3FN,), f"N K/{group_size}", Role.SCALE)
-    second_scale = TensorSpec(second, (dtypes.float32,), "P", Role.SCALE, optional=not config.second)
-    if config.swizzled:
-        scales = replace(scales, **swizzle.scale_axes(group_size))
-    return (
-        TensorSpec(packed, (dtypes.uint8,), "N K/2", Role.WORD),
-        scales,
-        replace(second_scale, divides=True),  # a divisor, or the inverse of one
-        TensorSpec(inputs, (dtypes.float32,), "P", Role.SCALE, optional=True, divides=True),
-    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,16 +152,10 @@ class CTNVFP4Weight(_NVFP4Weight):
     input_global_scale: Tensor | None = None
 
     format: ClassVar[str] = "ct_nvfp4"
-
-    @classmethod
-    def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
-        """Declare the tensors; cuts of K fall between groups of 16 inputs."""
-        return _tensors(config, "weight_packed", "weight_global_scale", "input_global_scale")
-
-    def packed_and_scales(self) -> tuple[Tensor, Tensor]:
-        """Return bytes, and scales divided by the global scale in float32."""
-        second, parts = self.weight_global_scale, self.layer.parts
-        return self.weight_packed, both_scales(self.plain_scales, second, parts, divides=True)
+    packed_field: ClassVar[str] = "weight_packed"
+    second_field: ClassVar[str] = "weight_global_scale"
+    input_field: ClassVar[str] = "input_global_scale"
+    divides: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -197,18 +184,6 @@ class ModelOptNVFP4Weight(_NVFP4Weight):
 
     format: ClassVar[str] = "modelopt_nvfp4"
 
-    @classmethod
-    def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
-        """Declare the tensors; cuts of K fall between groups of 16 inputs."""
-        return _tensors(config, "weight", "weight_scale_2", "input_scale")
-
-    def packed_and_scales(self) -> tuple[Tensor, Tensor]:
-        """Return bytes, and scales multiplied by the second scale in float32."""
-        scales, second = self.plain_scales, self.weight_scale_2
-        if second is None:
-            return self.weight, scales.float()
-        return self.weight, both_scales(scales, second, self.layer.parts, divides=False)
-
 
 @dataclass(frozen=True)
 class ModelOptNVFP4ExtendedConfig(NVFP4Config):
@@ -233,6 +208,11 @@ class ModelOptNVFP4ExtendedConfig(NVFP4Config):
     def __post_init__(self) -> None:
         if self.group_size not in (GROUP, 2 * GROUP):
             raise ArgumentError(f"{self.name}: group_size", "16 or 32", str(self.group_size))
+
+    @property
+    def inputs_per_scale(self) -> int:
+        """Inputs of a group, `group_size`."""
+        return self.group_size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -276,7 +256,7 @@ class ModelOptNVFP4ExtendedWeight(_NVFP4Weight):
             TensorSpec("lora_b", FLOATS, "N R", Role.SCALE, stored=LOW_RANK[1], signed=True),
         )
         return (
-            *_tensors(config, "weight", "weight_scale_2", "input_scale", config.group_size),
+            *super().tensors(config),
             *(() if config.scaled_inputs is False else (factors,)),
             *(terms if config.low_rank else ()),
         )
@@ -293,25 +273,17 @@ class ModelOptNVFP4ExtendedWeight(_NVFP4Weight):
 
     def without_low_rank(self) -> Self:
         """Weight of the codes alone, over the same memory."""
-        config = replace(self.config, low_rank=False)
-        return replace(self, config=config, lora_a=None, lora_b=None)
-
-    def packed_and_scales(self) -> tuple[Tensor, Tensor]:
-        """Return bytes, and scales multiplied by the second scale in float32."""
-        second, parts = self.weight_scale_2, self.layer.parts
-        return self.weight, both_scales(self.weight_scale, second, parts, divides=False)
+        return replace(self, config=replace(self.config, low_rank=False), lora_a=None, lora_b=None)
 
     def codes(self) -> spec.Codes:
         """Return the codes, their values, the product of both scales, and the low-rank term."""
-        groups = torch.arange(self.layer.K, device=self.device) // self.config.group_size
-        return replace(super().codes(), k_group=groups, low_rank=self.low_rank)
+        return replace(super().codes(), low_rank=self.low_rank)
 
     @classmethod
     def sample_facts(cls, config: Any, sizes: dict[str, int]) -> dict[str, Tensor]:
         """Input factors and A of the low-rank term for `sizes`, powers of two, if `config` has them."""
-        K, facts = sizes["K"], {}
-        if config.scaled_inputs:
-            facts["pre_quant_scale"] = 2.0 ** (torch.arange(K) % 3 - 1)
+        K = sizes["K"]
+        facts = {"pre_quant_scale": 2.0 ** (torch.arange(K) % 3 - 1)} if config.scaled_inputs else {}
         if config.low_rank:
             sizes["R"] = 2
             facts["lora_a"] = 2.0 ** (torch.arange(2 * K) % 5 - 2).reshape(2, K)

@@ -200,7 +200,7 @@ FAULTS = (
     ),
     Fault("comfy-never-rotated", _MARKS, "if mark.format not in ROTATED_FORMATS or not rotated:", "if mark:"),
     Fault("comfy-one-scale-of-many", _COMFY, "rows // stored.size, 0)", "rows, 0)[:rows]"),
-    Fault("svd-term-lost", _NV, "k_group=groups, low_rank=self.low_rank", "k_group=groups"),
+    Fault("svd-term-lost", _NV, "super().codes(), low_rank=self.low_rank", "super().codes()"),
     Fault("svd-factors-fused", _NV, "stored=LOW_RANK[0], fact=True", "stored=LOW_RANK[0]"),
     Fault(
         "svd-term-rounded-before",
@@ -262,8 +262,8 @@ FAULTS = (
     Fault(
         "nvfp4-global-multiplies",
         _NV,
-        "parts, divides=True)",
-        "parts, divides=False)",
+        "divides: ClassVar[bool] = True",
+        "divides: ClassVar[bool] = False",
     ),
     Fault(
         "modelopt-global-divides",
