@@ -32,6 +32,7 @@ from qload.detect.methods import (
     comfy,
     compressed_tensors,
     fp8,
+    gptq,
     hqq,
     marlin,
     modelopt,
@@ -43,7 +44,7 @@ from qload.detect.methods import (
 from qload.detect.signatures import METHODS_ELSEWHERE
 from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, StorageError, UnsupportedFormatError
 from qload.formats import METHODS as FORMAT_METHODS
-from qload.formats import ROLES, gptq, mlx
+from qload.formats import ROLES, mlx
 from qload.loader.exclusion import Exclusions, NamedModules
 from qload.spec import Role, Weight
 from qload.storage import (
@@ -186,6 +187,7 @@ METHODS: dict[str, Method] = {
     name: method
     for method in (
         *FORMAT_METHODS,
+        *gptq.METHODS,
         *bitsandbytes.METHODS,
         *fp8.METHODS,
         *marlin.METHODS,

@@ -18,34 +18,16 @@ The format `gptq` stores a zero point minus one; `spec.zero_point_evidence` tell
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
-from qload import configs, dtypes, spec
-from qload.configs.matching import REGEX_PREFIX
+from qload import dtypes, spec
 from qload.devices import StoredCodes
-from qload.errors import AmbiguousIndexError, ConfigError, QloadError, ShapeError, UnsupportedFormatError
-from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints, gptq
+from qload.layouts import STORED_MINUS_ONE, ZeroPoints, gptq
 from qload.lazy_torch import Tensor, torch
-from qload.loader import ConfiguredFormat
-from qload.loader.exclusion import Exclusions, Inside
-from qload.sentences import WORD_BITS
-from qload.spec import Layer, LayerClaims, LayerValues, Role, TensorSpec
+from qload.spec import Layer, Role, TensorSpec
 from qload.spec.integers import Integers, IntegerWeight, Origin, from_codes, record_origin
-from qload.spec.zero_point_evidence import FIELDS, WHOLE, Evidence, readings_agree, settle
-
-DOUBTFUL = (
-    "programs wrap zero points of 0, stored minus one, in several ways, and neither codes nor config show "
-    "which: qload subtracts 1 from whole words, as gptqmodel does"
-)
-ASYMMETRIC = (
-    "the config says sym is true, and zero points are not all in the middle of the codes: they are read as "
-    "they are stored; set sym to false, or quantize again"
-)
+from qload.spec.zero_point_evidence import Evidence, EvidencedZeroPoints, is_middle
 
 BITS = (2, 3, 4, 8)
 SCALES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -53,7 +35,7 @@ INDICES = (dtypes.int32, dtypes.int64, dtypes.int16)
 
 
 @dataclass(frozen=True)
-class GPTQConfig(spec.Grouped, spec.Config):
+class GPTQConfig(spec.Grouped, EvidencedZeroPoints):
     """Config of all GPTQ layers of a checkpoint.
 
     Attributes
@@ -91,9 +73,6 @@ class GPTQConfig(spec.Grouped, spec.Config):
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
     asymmetric: bool = field(default=False, compare=False, repr=False)
 
-    by_values: ClassVar[bool] = True
-    deciding_field: ClassVar[str] = "qzeros"
-
     def __post_init__(self) -> None:
         self.check_bits(self.bits, *BITS)
         self.check_group_size()
@@ -108,60 +87,16 @@ class GPTQConfig(spec.Grouped, spec.Config):
         if config.positional:
             config = replace(config, positional=False)
         sizes = headers.sizes(GPTQWeight.tensors(config))
-        K, G, N = sizes["K"], sizes["G"], sizes["N"]
-        groups = config.groups(K)
-        if groups != G:
-            raise ShapeError(
-                headers.names.full("scales"),
-                f"({groups}, {N}) = (K/{config.rows_of_a_group(K)}^, N)",
-                headers.shapes["scales"],
-                headers.names.file("scales"),
-                f"for K = {K} and a group size of {self.group_size} in the config",
-            )
+        K, G = sizes["K"], sizes["G"]
+        config.check_groups(headers, "scales", sizes)
         g_idx = None if config.indexed is False else headers.facts.get("g_idx")
         if g_idx is None or (G > 1 and not g_idx.any() and config.desc_act is False):
             return replace(config, positional=G > 1, indexed=False)
         if G > 1 and not g_idx.any():
-            raise AmbiguousIndexError(
-                headers.names.full("g_idx"),
-                "all zero, with two readings",
-                f"the group of each row, 0 to {G - 1}",
-                f"0 for all {K} rows",
-                "remedy   write the groups out: zeros mean 'in order' only where desc_act is false",
-            )
+            meaning = "zeros mean 'in order' only where desc_act is false"
+            raise headers.ambiguous_index("g_idx", sizes, "row", meaning)
         in_order = config.is_in_order(g_idx, K)
         return replace(config, positional=G > 1 and in_order, indexed=True)
-
-    def settled(self, values: LayerValues) -> tuple[dict[str, Any], QloadError | None]:
-        """Decide the convention of zero points by `values`; with the error if they contradict the config."""
-        return settle(values, self.bits, self.zeros)
-
-    def decides_alike(self, claims: spec.LayerClaims, stacked: Tensor) -> bool:
-        """Return whether all readings of `stacked` zero points (E, G, N * bits / 32) agree, as in this layer.
-
-        `claims`: a config that claims `sym` needs every zero point in the middle.
-        """
-        if self.evidence != "alike" or self.asymmetric or not stacked.numel():
-            return False
-        return readings_agree(stacked, self.bits, self.zeros, claims)
-
-    def like(self, other: spec.Config) -> GPTQConfig:
-        """The config with the other's way to wrap zero points, if that changes no zero point here."""
-        if self.evidence != "alike" or not isinstance(other, GPTQConfig) or other.zeros == self.zeros:
-            return self
-        wrapping = WHOLE, FIELDS
-        fits = other.evidence not in (None, "alike") and {self.zeros, other.zeros} <= {*wrapping}
-        return replace(self, zeros=other.zeros, evidence="others") if fits else self
-
-    @property
-    def doubt(self) -> str:
-        """Warning about zero points of 0 without evidence for their reading."""
-        return DOUBTFUL if self.evidence == "none" else ""
-
-    @property
-    def denied(self) -> str:
-        """Note on zero points off the middle under a config with `sym`."""
-        return ASYMMETRIC if self.asymmetric else ""
 
     def _with_stored_bits(self, headers: spec.LayerHeaders) -> GPTQConfig:
         """Return the config with the bits of all shapes, if these agree on others than claimed."""
@@ -308,13 +243,7 @@ class GPTQWeight(IntegerWeight):
 
     def is_symmetric(self) -> bool:
         """Return True if every word of zero points has all zero points 2**(bits - 1); unpacks nothing."""
-        word = _symmetric_word(self.config.bits, self.config.zeros)
-        if word is None:
-            return False
-        words = self.qzeros
-        if type(words) is Tensor and words.device.type == "cpu":  # numpy: one thread suffices for few words
-            return bool((words.numpy() == word).all())
-        return bool((words == word).all())
+        return is_middle(self.qzeros, self.config.bits, self.config.zeros)
 
     @classmethod
     def from_integers(
@@ -325,14 +254,14 @@ class GPTQWeight(IntegerWeight):
         `zeros`: convention of stored zero points; None: that of `origin`, else minus one.
         """
         zeros = zeros or (origin.config.zeros if origin else STORED_MINUS_ONE)
-        integers.reject("gptq", find_short_words(integers))
+        integers.reject("gptq", integers.find_short_words())
         config, qweight = _choose_config(integers, zeros), integers.gptq_words
         if qweight is None:
             qweight = integers.pack_codes("qweight", gptq.rows(integers.bits), integers.unpack())
         return cls(
             config=config,
             qweight=qweight,
-            qzeros=pack_zero_points(integers, zeros),
+            qzeros=integers.pack_zero_points(zeros),
             scales=integers.scales.contiguous(),
             g_idx=None
             if config.indexed is False
@@ -348,34 +277,6 @@ class GPTQWeight(IntegerWeight):
         return replace(cls.from_integers(integers, zeros=config.zeros), layer=layer)
 
 
-@cache
-def _symmetric_word(bits: int, zeros: ZeroPoints) -> int | None:
-    """Return the word of zero points 2**(bits - 1); None for 3 bits, with several words in rotation."""
-    if WORD_BITS % bits:
-        return None
-    fill = torch.full((1, WORD_BITS // bits), 2 ** (bits - 1), dtype=torch.int32, device="cpu")
-    return int(zeros.write(fill, gptq.columns(bits)))
-
-
-def pack_zero_points(integers: Integers, zeros: ZeroPoints) -> Tensor:
-    """Pack zero points along N in the convention `zeros`; RepackError for values beyond its range."""
-    lower, upper = zeros.span(integers.bits)
-    lowest, highest = integers.span
-    for value, violation in ((highest, f"above {upper}"), (lowest, f"below {lower}")):
-        if value > upper or value < lower:
-            integers.reject(f"zero points {zeros.name}", f"a zero point of {value} is {violation}")
-    return zeros.write(integers.zeros.contiguous(), gptq.columns(integers.bits))
-
-
-def find_short_words(integers: Integers) -> str | None:
-    """Return the reason if rows or columns do not fill the words of GPTQ, else None."""
-    fill = WORD_BITS if integers.bits == 3 else WORD_BITS // integers.bits
-    for dim, size in zip("NK", integers.shape, strict=True):
-        if size % fill:
-            return f"{dim} = {size} is not a multiple of {fill}: short words"
-    return None
-
-
 def _choose_config(integers: Integers, zeros: ZeroPoints) -> GPTQConfig:
     """Return the config of the original GPTQ weight, or one made from the groups."""
     origin = integers.origin
@@ -386,138 +287,5 @@ def _choose_config(integers: Integers, zeros: ZeroPoints) -> GPTQConfig:
     return GPTQConfig(integers.bits, size, zeros, positional=several and integers.in_order)
 
 
-VARIANTS = ("gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",)
-CHECKPOINT_FORMATS = ("gptq", "gptq_v2")
-MARLIN_FORMATS = ("marlin", "marlin_24")
-MODULE_CLAIMS = ("bits", "group_size", "sym", "desc_act")  # possible claims of an entry of `dynamic`
-EXCLUDE_PREFIX, INCLUDE_PREFIX = "-:", "+:"  # of a pattern; a pattern without prefix includes
-
-Module = Annotated[str, Field(min_length=1)]
-Bits = Annotated[int, configs.one_of(2, 3, 4, 8)]
-
-
-class _ModuleSettings(BaseModel):
-    """Settings of an entry of `dynamic`; other keys are for the quantizer."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
-
-    bits: Bits | None = None
-    group_size: int | None = Field(default=None, ge=-1)
-    sym: bool | None = None
-    desc_act: bool | None = None
-    pack_dtype: Literal["int32"] | None = None
-    checkpoint_format: configs.Name = None
-    format: configs.Name = None
-
-
-class _GPTQ(configs.Section):
-    bits: Bits
-    group_size: int = Field(ge=-1)
-    desc_act: bool | None = None
-    sym: bool | None = None
-    checkpoint_format: configs.Name = None
-    format: configs.Name = None
-    pack_dtype: Literal["int32"] | None = None
-    is_marlin_format: bool | None = None
-    lm_head: bool | None = None
-    modules_in_block_to_quantize: list[Module | list[Module]] | None = None
-    dynamic: Annotated[dict[str, _ModuleSettings] | None, BeforeValidator(configs.none_for_false)] = None
-
-
-def read_gptq(source: configs.FoundConfig) -> configs.Claims | str:
-    """Read the claims of `quant_method: gptq`; "marlin" for weights in Marlin's order."""
-    stated = configs.agree(source, "checkpoint_format", "format") or "gptq"
-    if isinstance(stated, str) and stated not in (*CHECKPOINT_FORMATS, *MARLIN_FORMATS):
-        raise UnsupportedFormatError(
-            stated, f"the checkpoint_format of {source.file} is not supported", VARIANTS
-        )
-    section = configs.validate(_GPTQ, source)
-    if stated in MARLIN_FORMATS or section.is_marlin_format:
-        return "marlin"
-    configs.check_group_size(source, section.group_size)
-    zeros: ZeroPoints = Stored() if stated == "gptq_v2" else STORED_MINUS_ONE
-    indexed = True if section.desc_act else None  # without act order tools may omit the index
-    config = GPTQConfig(section.bits, section.group_size, zeros, desc_act=section.desc_act, indexed=indexed)
-    stated_claims = {key: getattr(section, key) for key in MODULE_CLAIMS}
-    claims = LayerClaims(**stated_claims, convention="checkpoint_format", writer=_writer(source))
-    base = ConfiguredFormat(GPTQWeight, config, claims=claims)
-    rules = _module_formats(source, section.dynamic or {}, base, stated)
-    formats = dict.fromkeys([base, *(fmt for formats in rules.values() for fmt in formats)])
-    exclusions, patterns = _exclusions(section), configs.Patterns(source, "dynamic")
-    return section.claims(
-        source,
-        "gptq",
-        stated,
-        *formats,
-        **stated_claims,
-        exclusions=exclusions,
-        rules=configs.override_rules(rules, (base,), exclusions, patterns),
-    )
-
-
-def _writer(source: configs.FoundConfig) -> str:
-    """Quantizer in `meta.quantizer`, such as `gptqmodel:7.7.0`; "" without a name."""
-    meta = source.values.get("meta")
-    quantizer = meta.get("quantizer") if isinstance(meta, Mapping) else None
-    first = quantizer[0] if isinstance(quantizer, list) and quantizer else quantizer
-    return first if isinstance(first, str) else ""
-
-
-def _exclusions(section: _GPTQ) -> Exclusions:
-    """Excluded modules: listed by name, or inside a block and not listed as quantized."""
-    names = section.modules_in_block_to_quantize or []
-    inside = [name for entry in names for name in ([entry] if isinstance(entry, str) else entry)]
-    return Inside(tuple(inside), others=section.exclusions()) if inside else section.exclusions()
-
-
-def _module_formats(
-    source: configs.FoundConfig, dynamic: Mapping[str, _ModuleSettings], base: ConfiguredFormat, stated: str
-) -> dict[str, tuple[ConfiguredFormat, ...]]:
-    """Entry of `dynamic` -> its format, none for excluded modules; in order of precedence."""
-    rules: dict[str, tuple[ConfiguredFormat, ...]] = {}
-    for pattern, rule in dynamic.items():
-        entry = REGEX_PREFIX + pattern.removeprefix(EXCLUDE_PREFIX).removeprefix(INCLUDE_PREFIX)
-        if rule.group_size is not None:
-            configs.check_group_size(source, rule.group_size, f"dynamic.{pattern:.80}.group_size")
-        for key, other in (("checkpoint_format", rule.checkpoint_format), ("format", rule.format)):
-            if other not in (None, stated):
-                key_path = source.key(f"dynamic.{pattern:.80}.{key}")
-                hint = "remedy   state it once for all modules: no program reads it by module"
-                raise ConfigError(
-                    source.file, key_path, f"{stated}, as for all modules", configs.value_text(other), hint
-                )
-        fmt = _overridden(base, rule, f"dynamic.{pattern}")
-        rules.setdefault(entry, () if pattern.startswith(EXCLUDE_PREFIX) else (fmt,))
-    return rules
-
-
-def _overridden(base: ConfiguredFormat, rule: _ModuleSettings, source: str) -> ConfiguredFormat:
-    """Format of an entry's modules, with the claims of the entry."""
-    assert isinstance(base.config, GPTQConfig)
-    assert base.claims is not None
-    stated = {key: value for key in MODULE_CLAIMS if (value := getattr(rule, key)) is not None}
-    changes = {key: value for key, value in stated.items() if key != "sym"}
-    if rule.desc_act is not None:
-        changes["indexed"] = True if rule.desc_act else None
-    claims = replace(base.claims, source=source, **stated)
-    return ConfiguredFormat(GPTQWeight, replace(base.config, **changes), claims=claims)
-
-
 FORMATS = (GPTQWeight,)
-METHODS = (
-    configs.Method(
-        names=("gptq", "gptq_marlin"),
-        read=read_gptq,
-        formats=(GPTQWeight,),
-        variants=VARIANTS,
-        others=("marlin",),
-        exclusion_key="a pattern with '-:' in dynamic",
-        module_key="dynamic",
-        ignored={
-            "adapter": configs.IgnoredKey(
-                "adds a low-rank product to outputs; qload reads the stored weights without it"
-            ),
-            "rotation": configs.IgnoredKey("rotated weights before quantization; qload reads them as stored"),
-        },
-    ),
-)
+METHODS = ()  # read by detect.methods

@@ -122,7 +122,7 @@ class _NVFP4Weight(spec.Weight):
 
 
 def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides: bool) -> Tensor:
-    """Multiply or divide `scales` by `second`, one for each of `parts`: (N, K / 16), float32, rounded once."""
+    """Multiply or divide scales (N, K / 16) by one of each part, `second`: float32, rounded once."""
     column = spec.expand_parts(second, parts)[:, None]
     return scales.float() / column if divides else scales.float() * column
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qload import dtypes, spec
 from qload.devices import StoredCodes
-from qload.formats.gptq import BITS, INDICES, SCALES, find_short_words, pack_zero_points
+from qload.formats.gptq import BITS, INDICES, SCALES
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
 from qload.spec import Role, TensorSpec
 from qload.spec.integers import Integers, Origin, invert_perm, record_origin, unpermute_rows
@@ -179,7 +179,7 @@ def from_integers(integers: Integers, zeros: ZeroPoints | None = None) -> Exllam
     `zeros`: convention of the stored zero points; None: that of the source.
     """
     zeros = zeros or integers.convention
-    integers.reject("exllama", find_short_words(integers))
+    integers.reject("exllama", integers.find_short_words())
     codes, g_idx, perm = integers.unpack(), integers.g_idx, None
     order = torch.argsort(g_idx, stable=True)
     if not bool((order[1:] > order[:-1]).all()):
@@ -187,7 +187,7 @@ def from_integers(integers: Integers, zeros: ZeroPoints | None = None) -> Exllam
     return ExllamaWeight(
         config=ExllamaConfig(integers.bits, zeros, spec.run_of(g_idx)),
         qweight=integers.pack_codes("qweight", exllama.rows(integers.bits), codes),
-        qzeros=pack_zero_points(integers, zeros),
+        qzeros=integers.pack_zero_points(zeros),
         scales=integers.scales,
         g_idx=g_idx.to(integers.origin.index_dtype or torch.int32),
         q_perm=perm,

@@ -15,9 +15,10 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from qload import devices
 from qload.dtypes import STORED, Dtype, DtypeLike
 from qload.errors import RepackError
-from qload.layouts import Order, PackedCodes, Packing, Stored, ZeroPoints
+from qload.layouts import Order, PackedCodes, Packing, Stored, ZeroPoints, gptq
 from qload.layouts.packing import pack_codes, reorder
 from qload.lazy_torch import Tensor, torch
+from qload.sentences import WORD_BITS
 from qload.spec.weight import Codes, Config, Layer, Weight
 
 LAYOUT_BITS = (2, 3, 4, 8)  # of codes in kernel orders
@@ -210,6 +211,22 @@ class Integers:
         """Raise RepackError if there is a `reason` against `layout`."""
         if reason:
             raise RepackError(self.source, layout, reason)
+
+    def pack_zero_points(self, convention: ZeroPoints) -> Tensor:
+        """Pack zero points along N as GPTQ does; RepackError for values beyond the `convention`."""
+        (lower, upper), (lowest, highest) = convention.span(self.bits), self.span
+        for value, violation in ((highest, f"above {upper}"), (lowest, f"below {lower}")):
+            if value > upper or value < lower:
+                self.reject(f"zero points {convention.name}", f"a zero point of {value} is {violation}")
+        return convention.write(self.zeros.contiguous(), gptq.columns(self.bits))
+
+    def find_short_words(self) -> str | None:
+        """Return the reason if rows or columns do not fill the words of GPTQ, else None."""
+        fill = WORD_BITS if self.bits == 3 else WORD_BITS // self.bits
+        for dim, size in zip("NK", self.shape, strict=True):
+            if size % fill:
+                return f"{dim} = {size} is not a multiple of {fill}: short words"
+        return None
 
     def find_unordered_groups(self, layout: str) -> str | None:
         """Return the reason if these groups need a group index, which `layout` lacks; else None.

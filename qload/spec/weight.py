@@ -15,6 +15,7 @@ from qload import devices, dtypes
 from qload.devices import CodeValues, LazyCodes, Stored
 from qload.dtypes import STORED, TORCH, Dtype, DtypeLike
 from qload.errors import (
+    AmbiguousIndexError,
     ArgumentError,
     ConfigError,
     MismatchError,
@@ -75,6 +76,21 @@ class Grouped:
         """Group of each row for groups in order: int64 (`K`,) on `device`."""
         rows = min(self.rows_of_a_group(K), max(K, 1))  # the config may exceed an int64
         return torch.arange(K, device=device) // rows
+
+    def check_groups(
+        self, headers: LayerHeaders, name: str, sizes: Mapping[str, int], *, outputs_first: bool = False
+    ) -> None:
+        """Raise ShapeError if scales `name`, (G, N) or (N, G), have other groups than K inputs."""
+        N, K, G = (sizes[dim] for dim in "NKG")
+        if self.groups(K) == G:
+            return
+        dims = [(self.groups(K), f"K/{self.rows_of_a_group(K)}^"), (N, "N")]
+        if outputs_first:
+            dims.reverse()
+        expected, axes = zip(*dims, strict=True)
+        hint = f"for K = {K} and a group size of {self.group_size} in the config"
+        full, file = headers.names.full(name), headers.names.file(name)
+        raise ShapeError(full, f"{expected} = ({', '.join(axes)})", headers.shapes[name], file, hint)
 
     def is_in_order(self, index: Fact, K: int) -> bool:
         """Return whether `index`, the group of each of `K` rows, is that of groups in order."""
@@ -212,6 +228,14 @@ class LayerHeaders:
                 raise ShapeError(
                     self.names.full(name), "() or (1,)", self.shapes[name], self.names.file(name)
                 )
+
+    def ambiguous_index(self, name: str, sizes: Mapping[str, int], unit: str, meaning: str) -> QloadError:
+        """Build the error for an index of zeros with several groups; `meaning`: readings of zeros."""
+        expected = f"the group of each {unit}, 0 to {sizes['G'] - 1}"
+        got, remedy = f"0 for all {sizes['K']} {unit}s", f"remedy   write the groups out: {meaning}"
+        return AmbiguousIndexError(
+            self.names.full(name), "all zero, with two readings", expected, got, remedy
+        )
 
     def value_error(self, name: str, key: str, expected: str, got: str) -> ConfigError:
         """Build the error for the value of `key` in a fact, with the name of its file."""

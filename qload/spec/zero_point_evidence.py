@@ -13,14 +13,14 @@ compared with the distance in other columns with the same zero point.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from qload.errors import MismatchError, QloadError
 from qload.layouts import Stored, StoredMinusOne, StoredMinusOnePerField, ZeroPoints, gptq
 from qload.lazy_torch import Tensor, torch
-from qload.spec.weight import LayerClaims, LayerValues
+from qload.spec.weight import Config, LayerClaims, LayerValues
 
 # Evidence for a reading: all readings are equal, the codes, the name of the quantizer, other layers of the
 # checkpoint, none; "lost": zero points are lost, and no reading is right.
@@ -335,7 +335,7 @@ def readings_agree(words: Tensor, bits: int, zeros: ZeroPoints, claims: LayerCla
     """
     rows = words.flatten(0, 1)
     if claims.sym:
-        return bool((rows == _row(bits, zeros, rows.shape[1])).all())
+        return is_middle(rows, bits, zeros)
     return not isinstance(zeros, StoredMinusOne) or not _wraps(rows, bits)
 
 
@@ -351,7 +351,7 @@ def settle(values: LayerValues, bits: int, zeros: ZeroPoints) -> tuple[dict[str,
     evidence: Evidence = "alike"
     error: QloadError | None = None
     looked_at = symmetric or values.compare_codes
-    if looked_at and bool((words == _row(bits, zeros, words.shape[1])).all()):  # whatever the mean of weights
+    if looked_at and is_middle(words, bits, zeros):  # whatever the mean of weights
         return {"zeros": zeros, "evidence": evidence}, None
     if symmetric:
         error = _asymmetric(values, words, bits, zeros)
@@ -412,6 +412,14 @@ def _asymmetric(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints
     )
 
 
+def is_middle(words: Tensor, bits: int, zeros: ZeroPoints) -> bool:
+    """Return whether every zero point in words (G, W) is 2**(bits - 1); unpacks nothing."""
+    row = _row(bits, zeros, words.shape[1])
+    if type(words) is Tensor and words.device.type == "cpu":  # numpy: one thread suffices for few words
+        return bool((words.numpy() == row.numpy()).all())
+    return bool((words == row.to(words.device)).all())
+
+
 @lru_cache(64)
 def _row(bits: int, zeros: ZeroPoints, width: int) -> Tensor:
     """A row of words with all zero points in the middle."""
@@ -456,3 +464,59 @@ def _lost_error(values: LayerValues, words: Tensor, bits: int) -> QloadError:
         "remedy   quantize again with a program that wraps each zero point by itself, or read lost zero "
         "points as 0 by with_config(zeros=StoredMinusOnePerField())",
     )
+
+
+DOUBTFUL = (
+    "programs wrap zero points of 0, stored minus one, in several ways, and neither codes nor config show "
+    "which: qload subtracts 1 from whole words, as gptqmodel does"
+)
+ASYMMETRIC = (
+    "the config says sym is true, and zero points are not all in the middle of the codes: they are read as "
+    "they are stored; set sym to false, or quantize again"
+)
+
+
+class EvidencedZeroPoints(Config):
+    """Base of configs whose convention of zero points is decided by values, with evidence.
+
+    `zeros`: the convention; `evidence`: that for it; `asymmetric`: zero points contradict the claim `sym`.
+    """
+
+    bits: int
+    zeros: ZeroPoints
+    evidence: Evidence | None
+    asymmetric: bool
+
+    by_values: ClassVar[bool] = True
+    deciding_field: ClassVar[str] = "qzeros"
+
+    def settled(self, values: LayerValues) -> tuple[dict[str, Any], QloadError | None]:
+        """Decide the convention of zero points by `values`; with the error if they contradict the config."""
+        return settle(values, self.bits, self.zeros)
+
+    def decides_alike(self, claims: LayerClaims, stacked: Tensor) -> bool:
+        """Return whether all readings of `stacked` zero points (E, G, N * bits / 32) agree, as in this layer.
+
+        `claims`: a config that claims `sym` needs every zero point in the middle.
+        """
+        if self.evidence != "alike" or self.asymmetric or not stacked.numel():
+            return False
+        return readings_agree(stacked, self.bits, self.zeros, claims)
+
+    def like(self, other: Config) -> Self:
+        """The config with the other's way to wrap zero points, if that changes no zero point here."""
+        if self.evidence != "alike" or not isinstance(other, type(self)) or other.zeros == self.zeros:
+            return self
+        wrapping = WHOLE, FIELDS
+        fits = other.evidence not in (None, "alike") and {self.zeros, other.zeros} <= {*wrapping}
+        return replace(self, zeros=other.zeros, evidence="others") if fits else self
+
+    @property
+    def doubt(self) -> str:
+        """Warning about zero points of 0 without evidence for their reading."""
+        return DOUBTFUL if self.evidence == "none" else ""
+
+    @property
+    def denied(self) -> str:
+        """Note on zero points off the middle under a config with `sym`."""
+        return ASYMMETRIC if self.asymmetric else ""

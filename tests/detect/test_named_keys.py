@@ -22,6 +22,7 @@ from qload.detect.methods import (
     comfy,
     compressed_tensors,
     fp8,
+    gptq,
     marlin,
     modelopt,
     mx,
@@ -31,6 +32,7 @@ from qload.experts.stacked_storage import ExpertStacks
 from qload.formats import MODULES, bnb
 from qload.storage import ComfyStorage, MemoryStorage
 
+READERS = (auto_round, bitsandbytes, comfy, compressed_tensors, fp8, gptq, marlin, modelopt, mx)
 GPTQ = {
     "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
     "checkpoint_format": "gptq", "format": "gptq", "pack_dtype": "int32", "is_marlin_format": False,
@@ -436,7 +438,18 @@ def aliases(model: type[BaseModel]) -> Iterator[str]:
 
 def test_each_key_of_each_reader_is_in_a_section() -> None:
     known = {path[-1] for section in SECTIONS.values() for path in paths(section)}
-    for module in (*MODULES, auto_round, bitsandbytes, comfy, compressed_tensors, fp8, marlin, modelopt, mx):
+    for module in (
+        *MODULES,
+        auto_round,
+        bitsandbytes,
+        comfy,
+        compressed_tensors,
+        fp8,
+        gptq,
+        marlin,
+        modelopt,
+        mx,
+    ):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, BaseModel) and value is not bnb._State:
                 assert {*aliases(value)} <= known, value
