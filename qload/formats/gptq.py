@@ -88,7 +88,7 @@ class GPTQConfig(spec.Grouped, EvidencedZeroPoints):
             config = replace(config, positional=False)
         sizes = headers.sizes(GPTQWeight.tensors(config))
         K, G = sizes["K"], sizes["G"]
-        config.check_groups(headers, "scales", sizes)
+        config._check_groups(headers, "scales", sizes)
         g_idx = None if config.indexed is False else headers.facts.get("g_idx")
         if g_idx is None or (G > 1 and not g_idx.any() and config.desc_act is False):
             return replace(config, positional=G > 1, indexed=False)

@@ -26,7 +26,6 @@ after one rounding).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -36,6 +35,7 @@ from qload.layouts import NibblePairs, fp4, swizzle
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
+from qload.spec.blocks import both_scales
 
 E4M3FN, GROUP = dtypes.float8_e4m3fn, 16
 FLOATS = (dtypes.float32, dtypes.bfloat16, dtypes.float16)
@@ -76,7 +76,6 @@ class _NVFP4Weight(spec.Weight):
     """Base of the dialects of NVFP4: names of codes and scales, and whether the second scale divides."""
 
     config: NVFP4Config
-
     example: ClassVar[NVFP4Config] = NVFP4Config()
     packed_field: ClassVar[str] = "weight"
     second_field: ClassVar[str] = "weight_scale_2"
@@ -105,12 +104,17 @@ class _NVFP4Weight(spec.Weight):
         N, groups = self.layer.N, self.layer.K // GROUP
         return swizzle.unswizzle_scales(stored, N, groups) if self.config.swizzled else stored
 
-    def codes(self) -> spec.Codes:
-        """Return the codes, their values, and the product of both scales."""
+    def packed_and_scales(self) -> tuple[Tensor, Tensor]:
+        """Return bytes (N, K/2) of codes, and the product of both scales (N, K/16), float32."""
         fields, scales = self.fields(), self.plain_scales.float()
-        packed, second = fields[self.packed_field], fields.get(self.second_field)
+        second = fields.get(self.second_field)
         if second is not None:
             scales = both_scales(scales, second, self.layer.parts, divides=self.divides)
+        return fields[self.packed_field], scales
+
+    def codes(self) -> spec.Codes:
+        """Return the codes, their values, and the product of both scales."""
+        packed, scales = self.packed_and_scales()
         return spec.Codes(
             bits=4,
             codes=NibblePairs(packed, high_first=False),
@@ -119,12 +123,6 @@ class _NVFP4Weight(spec.Weight):
             k_group=torch.arange(self.layer.K, device=packed.device) // self.config.inputs_per_scale,
             lookup=fp4.values(packed.device),
         )
-
-
-def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides: bool) -> Tensor:
-    """Multiply or divide scales (N, K / 16) by one of each part, `second`: float32, rounded once."""
-    column = spec.expand_parts(second, parts)[:, None]
-    return scales.float() / column if divides else scales.float() * column
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -63,6 +63,7 @@ from qload.kernel_formats.marlin import pad_shape
 from qload.layouts import ClippedCodes, Order, compressed_tensors, fp4, marlin, swizzle
 from qload.layouts.packing import Packing
 from qload.spec import Layer, Role, TensorSpec, Weight, named
+from qload.spec.blocks import both_scales
 from qload.spec.integers import Origin, pad_matrix, record_origin
 
 FP4_BITS = 4
@@ -563,7 +564,7 @@ def as_fp4_codes(
         factors = None if second_scale is None else spec.expand_parts(second_scale, parts)[:, None]
         return replace(codes, row_factors=factors)
     if second_scale is not None:
-        scales = nvfp4.both_scales(scales, second_scale, parts, divides=config.divides)
+        scales = both_scales(scales, second_scale, parts, divides=config.divides)
     return as_codes(weight, packing, scales, lookup)
 
 

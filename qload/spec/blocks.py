@@ -5,9 +5,11 @@ A block is (outputs, inputs), with -1 for all inputs; None: one scale for each f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qload.devices import StoredRows
 from qload.lazy_torch import Tensor, torch
-from qload.spec.weight import Layer
+from qload.spec.weight import Layer, expand_parts
 
 Block = tuple[int, int] | None
 
@@ -46,3 +48,9 @@ def block_rows(
     (N, K), (rows, columns) = (layer.N, layer.K), block or (layer.N, -1)
     n_run, k_run = min(rows, N), min(columns, K) if columns > 0 else K
     return StoredRows(codes, scales, max(n_run, 1), max(k_run, 1), zeros, divide=divide)
+
+
+def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides: bool) -> Tensor:
+    """Multiply or divide scales (N, K / 16) by one of each part, `second`: float32, rounded once."""
+    column = expand_parts(second, parts)[:, None]
+    return scales.float() / column if divides else scales.float() * column

@@ -77,7 +77,7 @@ class Grouped:
         rows = min(self.rows_of_a_group(K), max(K, 1))  # the config may exceed an int64
         return torch.arange(K, device=device) // rows
 
-    def check_groups(
+    def _check_groups(
         self, headers: LayerHeaders, name: str, sizes: Mapping[str, int], *, outputs_first: bool = False
     ) -> None:
         """Raise ShapeError if scales `name`, (G, N) or (N, G), have other groups than K inputs."""

@@ -7,8 +7,8 @@ _EXL2, _GROUPS = "qload/formats/exl2.py", "qload/layouts/exl2.py"
 _EXL3, _TRELLIS = "qload/formats/exl3.py", "qload/layouts/exl3.py"
 _FP8, _BNB = "qload/formats/fp8.py", "qload/formats/bnb.py"
 _FNUZ, _BLOCKS = "qload/kernel_formats/fp8_fnuz.py", "qload/spec/blocks.py"
-_PACK, _INT = "qload/formats/compressed_tensors.py", "qload/formats/compressed_tensors.py"
-_ONE, _AWQ = "qload/formats/compressed_tensors.py", "qload/formats/modelopt_awq.py"
+_PACK, _INT = "qload/formats/compressed_tensors/words.py", "qload/formats/compressed_tensors/integers.py"
+_ONE, _AWQ = "qload/formats/compressed_tensors/packed_tensor.py", "qload/formats/modelopt_awq.py"
 _SMOOTH, _MODELOPT = "qload/formats/modelopt_int8.py", "qload/detect/methods/modelopt.py"
 _ROUND = "qload/detect/methods/auto_round.py"
 _FP4, _NV = "qload/layouts/fp4.py", "qload/formats/nvfp4.py"
@@ -108,9 +108,9 @@ FAULTS = (
     Fault("ct-zero-of-another-sign", _INT, "zeros=zeros + middle", "zeros=middle - zeros"),
     Fault(
         "ct-blocks-transposed",
-        _INT,
-        "rows, columns = self.config.block\n            n_group",
-        "columns, rows = self.config.block\n            n_group",
+        _BLOCKS,
+        "torch.arange(layer.N, device=device) // rows if rows > 1",
+        "torch.arange(layer.N, device=device) // columns if rows > 1",
     ),
     Fault(
         "ct-packing-by-claim",
@@ -241,8 +241,8 @@ FAULTS = (
     Fault(
         "ct-shape-unread",
         _PACK,
-        'shape = self.shape or (N, sizes.get("K", capacity)) if fact is None else tuple(fact.tolist())',
-        'shape = self.shape or (N, sizes.get("K", most))',
+        "shape = config.shape or (N, K or capacity) if fact is None else tuple(fact.tolist())",
+        "shape = self.shape or (N, K or capacity)",
     ),
     Fault(
         "ct-last-word-short",
@@ -267,7 +267,7 @@ FAULTS = (
     ),
     Fault(
         "modelopt-global-divides",
-        _NV,
+        _BLOCKS,
         "return scales.float() / column if divides else scales.float() * column",
         "return scales.float() / column",
     ),
@@ -310,7 +310,7 @@ FAULTS = (
     ),
     Fault(
         "dynamic-rule-with-base-claims",
-        "qload/formats/gptq.py",
+        "qload/detect/methods/gptq.py",
         "claims = replace(base.claims, source=source, **stated)",
         "claims = replace(base.claims, source=source)",
     ),

@@ -4,7 +4,8 @@ from tests.faults.fault import Fault
 
 _BLOCKS, _SHARDING = "qload/layouts/row_blocks.py", "qload/loader/sharding.py"
 _QUANTO, _QUANTO_METHOD = "qload/formats/quanto.py", "qload/detect/methods/quanto.py"
-_BITNET, _AQLM, _HQQ = "qload/formats/bitnet.py", "qload/formats/aqlm.py", "qload/formats/hqq.py"
+_BITNET, _AQLM = "qload/formats/bitnet.py", "qload/formats/aqlm.py"
+_HQQ, _SETTINGS = "qload/formats/hqq/weight.py", "qload/formats/hqq/settings.py"
 
 FAULTS = (
     Fault("row-blocks-low-first", _BLOCKS, "shifts[::-1] if self.high_first else shifts", "shifts"),
@@ -84,8 +85,8 @@ FAULTS = (
         "Tensor.repeat_interleave if config.axis else Tensor.repeat",
         "Tensor.repeat if config.axis else Tensor.repeat_interleave",
     ),
-    Fault("hqq-ternary-as-one-bit", _HQQ, "2 if abs(nbits - TERNARY)", "1 if abs(nbits - TERNARY)"),
-    Fault("hqq-quantized-zeros-as-plain", _HQQ, '("quant_zero", 0), ', ""),
+    Fault("hqq-ternary-as-one-bit", _SETTINGS, "2 if abs(nbits - TERNARY)", "1 if abs(nbits - TERNARY)"),
+    Fault("hqq-quantized-zeros-as-plain", _SETTINGS, '("quant_zero", 0), ', ""),
     Fault(
         "hqq-rounded-to-the-scale",
         _HQQ,

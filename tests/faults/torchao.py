@@ -28,7 +28,7 @@ FAULTS = (
     ),
     Fault(
         "torchao-zero-points-dropped",
-        "qload/formats/compressed_tensors.py",
+        "qload/formats/compressed_tensors/integers.py",
         '"as stored" if points.any() else "0"',
         '"0"',
     ),

@@ -148,10 +148,19 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_formats_never_see_each_other() -> None:
-    formats = {path.stem: path for path in (ROOT / "qload" / "formats").glob("[a-z]*.py")}
-    for own, path in formats.items():
+    """A format is a module, or a package whose modules see each other."""
+    folder = ROOT / "qload" / "formats"
+    modules = [path for path in folder.rglob("*.py") if path != folder / "__init__.py"]
+    formats = {path: path.relative_to(folder).parts[0].removesuffix(".py") for path in modules}
+    for path, own in formats.items():
         seen = {found for found in source(path).imports if found.startswith("qload.formats")}
-        assert {part for found in seen for part in found.split(".")[2:]} & {*formats} <= {own}
+        assert {part for found in seen for part in found.split(".")[2:3]} & {*formats.values()} <= {own}
+
+
+def test_a_module_of_a_format_has_at_most_300_lines() -> None:
+    lines = {name(path): path.read_text().count("\n") for path in (ROOT / "qload" / "formats").rglob("*.py")}
+
+    assert {file: count for file, count in lines.items() if count > 300} == {}
 
 
 def test_a_module_has_at_most_600_lines_of_code() -> None:

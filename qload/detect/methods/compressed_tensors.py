@@ -20,14 +20,8 @@ from qload import configs
 from qload.configs.matching import EMBEDDINGS, LINEAR_CLASS, MODULE_CLASSES, precedence
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
-    CTIntConfig,
-    CTIntWeight,
     CTMXFP4Weight,
     CTNVFP4Weight,
-    CTPackConfig,
-    CTPackTensorConfig,
-    CTPackTensorWeight,
-    CTPackWeight,
     Fp8Config,
     Fp8Weight,
     Marlin24Config,
@@ -39,6 +33,9 @@ from qload.formats import (
     UnquantizedConfig,
     UnquantizedWeight,
 )
+from qload.formats.compressed_tensors.integers import CTIntConfig, CTIntWeight
+from qload.formats.compressed_tensors.packed import CTPackConfig, CTPackWeight
+from qload.formats.compressed_tensors.packed_tensor import CTPackTensorConfig, CTPackTensorWeight
 from qload.formats.unquantized import PLAIN
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from qload import configs
-from qload.formats import HQQConfig, HQQWeight
-from qload.formats.hqq import CODES, PACKING
+from qload.formats.hqq.settings import CODES, PACKING
+from qload.formats.hqq.weight import HQQConfig, HQQWeight
 from qload.loader import ConfiguredFormat
 from qload.storage import WeightStorage
 

@@ -6,16 +6,6 @@ axis 0:
     W_q    uint8, int32      (rows/blocks, columns)  codes of M in blocks of rows, the first in the high bits
     scale  fp16, bf16, fp32  (N*K/g, 1)              (1, N*K/g) on axis 0
     zero   as the scale      as the scale
-    shape          int64 (2,)   N and K
-    nbits          int32, fp32  bits of a code; 1.58 is stored as 2
-    axis           int32        0 or 1
-    group_size     int32        missing without groups
-    packing        uint8        ASCII bytes, as 4bit_u8
-    compute_dtype  uint8        ASCII bytes, as torch.float16
-    view_as_float  uint8        1: W_q has a dtype of floats
-    channel_wise   uint8        0, one scale of the tensor, is refused
-    quant_scale    uint8        1, quantized scales, is refused
-    quant_zero     uint8        1, quantized zero points, is refused
 
     w = ((code - zero) * scale).reshape(N, K)
 
@@ -32,17 +22,21 @@ from typing import Any, ClassVar, Self
 
 from qload import devices, dtypes, spec
 from qload.dtypes import STORED, TORCH, DtypeLike
-from qload.errors import (
-    ArgumentError,
-    ConfigError,
-    MissingTensorError,
-    RepackError,
-    ShapeError,
-    UnsupportedFormatError,
+from qload.errors import ArgumentError, MissingTensorError, RepackError, ShapeError
+from qload.formats.hqq.settings import (
+    BITS,
+    CODES,
+    FLOATS,
+    GROUP_SIZE,
+    SETTINGS,
+    WORDS,
+    read_settings,
+    sample_settings,
 )
 from qload.layouts import OneRow, RowBlocks
 from qload.lazy_torch import Tensor, torch
 from qload.spec import Role, TensorSpec
+from qload.spec.blocks import part_index
 from qload.spec.integers import (
     UNUSED_BITS,
     Integers,
@@ -50,30 +44,8 @@ from qload.spec.integers import (
     Origin,
     from_ordered_groups,
 )
-from qload.spec.tensor import array_of
 
-CODES, PACKING, GROUP_SIZE = "W_q", "packing", "group_size_setting"
-BITS = (1, 2, 3, 4, 5, 6, 8)
-FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
-WORDS = (dtypes.uint8, dtypes.int32)
-NUMBERS = (dtypes.int32, dtypes.int64, dtypes.uint8)
-TERNARY = 1.58  # bits of codes that are packed as 2
-PACKED_AS = {1: "1bit_u8", 2: "2bit_u8", 3: "3bit_32", 4: "4bit_u8", 5: "8bit_u8", 6: "8bit_u8", 8: "8bit_u8"}
 BLOCKS = {1: 8, 2: 4, 3: 10, 4: 2}
-MAX_SIZE = (1 << 31) - 1  # inputs or outputs
-MAX_TEXT = 64  # bytes of a setting
-SETTINGS: tuple[tuple[str, tuple[dtypes.Dtype, ...], str], ...] = (  # name, dtypes, axis
-    ("shape", (dtypes.int64,), "2"),
-    ("nbits", (*NUMBERS, dtypes.float32), "P"),
-    (PACKING, (dtypes.uint8,), "S"),
-    ("compute_dtype", (dtypes.uint8,), "T"),
-    *(
-        (name, NUMBERS, "P")
-        for name in ("axis", "group_size", "view_as_float", "channel_wise", "quant_scale", "quant_zero")
-    ),
-)
-REQUIRED = ("shape", "nbits", "axis", PACKING, "compute_dtype")
-ELSEWHERE = "hqq loads it, and its dequantize() gives plain weights"
 
 
 @dataclass(frozen=True)
@@ -123,7 +95,10 @@ class HQQConfig(spec.Grouped, spec.Config):
 
     def for_layer(self, headers: spec.LayerHeaders) -> HQQConfig:
         """Read the settings; ShapeError, MissingTensorError or ArgumentError for contradictions."""
-        config = _read_settings(headers) if "shape_setting" in headers.facts else self
+        config = self
+        if "shape_setting" in headers.facts:
+            spec.check_dtypes(HQQWeight.tensors(config), headers.dtypes, headers.names)
+            config = HQQConfig(**read_settings(headers))
         if not (config.bits and config.N and config.K):
             raise ArgumentError("hqq: bits, N and K", "their values, without settings", repr(self))
         stored, one = headers.shapes, config.scale_shape
@@ -152,47 +127,6 @@ class HQQConfig(spec.Grouped, spec.Config):
             return (self.N, 1) if self.axis else (1, self.K)
         count = self.N * self.K // self.group_size
         return (count, 1) if self.axis else (1, count)
-
-
-def _read_settings(headers: spec.LayerHeaders) -> HQQConfig:
-    """Read the settings of a layer; ConfigError with the name of a wrong one."""
-    declared = [_setting(*setting) for setting in SETTINGS]
-    settings = [setting for setting in declared if setting.name in headers.facts]
-    spec.check_dtypes(HQQWeight.tensors(HQQConfig()), headers.dtypes, headers.names)
-    headers.sizes(settings)
-    headers.check_single(setting.name for setting in settings if setting.text == "P")
-    values = {
-        setting.suffix: array_of(setting.name, headers.facts[setting.name]).reshape(-1)[:MAX_TEXT].tolist()
-        for setting in settings
-    }
-    packing, compute = (bytes(values[name]).decode("ascii", "replace") for name in (PACKING, "compute_dtype"))
-
-    def check(name: str, expected: str, got: Any, *, fits: bool) -> None:
-        if not fits:
-            field, file = f"{name}_setting", headers.names.file(f"{name}_setting")
-            hint = f"in       {file}" if file else ""
-            raise ConfigError(headers.names.full(field), "value", expected, f"{got:.60}", hint)
-
-    for name, wanted in (("quant_scale", 0), ("quant_zero", 0), ("channel_wise", 1)):
-        if bool(values.get(name, [wanted])[0]) != wanted:
-            reason = f"{headers.names.full(f'{name}_setting')} is {1 - wanted}"
-            raise UnsupportedFormatError(f"hqq with {name} {1 - wanted}", reason, remedy=ELSEWHERE)
-    (nbits,), (axis,), (N, K) = values["nbits"], values["axis"], values["shape"]
-    size, stored = values.get("group_size", [-1])[0], STORED[headers.dtypes["weight"]]
-    bits = 2 if abs(nbits - TERNARY) < 1e-3 else int(nbits) if nbits in BITS else 0
-    known = {f"torch.{dtype.name}": dtype for dtype in FLOATS}
-    check("nbits", f"{', '.join(map(str, BITS))} or {TERNARY}", f"{nbits:g}", fits=bits > 0)
-    check("axis", "0 or 1", str(axis), fits=axis in (0, 1))
-    check("shape", "outputs and inputs", f"[{N}, {K}]", fits=1 <= min(N, K) <= max(N, K) <= MAX_SIZE)
-    fits = size == -1 or (size > 0 and N * K % size == 0)
-    check("group_size", f"a divisor of the {N * K} elements", str(size), fits=fits)
-    check(PACKING, f"{PACKED_AS[bits]} for {bits} bits", packing, fits=packing == PACKED_AS[bits])
-    check("compute_dtype", " or ".join(known), compute, fits=compute in known)
-    as_floats = bool(values.get("view_as_float", [stored in FLOATS])[0])
-    check("view_as_float", "1, as codes are stored as floats", "0", fits=as_floats or stored in WORDS)
-    size = -1 if size == (K if axis else N) else size
-    whole = axis == 0 and size != -1 and (N % size != 0 or stored not in WORDS)
-    return HQQConfig(bits, size, axis, known[compute], stored, whole, N, K)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -228,7 +162,7 @@ class HQQWeight(IntegerWeight):
             ),
             TensorSpec("scale", FLOATS, **scales, role=Role.SCALE),
             TensorSpec("zero", FLOATS, **scales, role=Role.SCALE, signed=True),
-            *(_setting(*setting) for setting in SETTINGS),
+            *SETTINGS,
         )
 
     def codes(self) -> spec.Codes:
@@ -240,10 +174,7 @@ class HQQWeight(IntegerWeight):
         n_group: Tensor | None = None
         if size == -1:
             groups = None if config.axis else k_group
-            parts = torch.tensor(self.layer.parts, device=self.device)
-            n_group = (
-                None if config.axis else torch.arange(len(parts), device=self.device).repeat_interleave(parts)
-            )
+            n_group = None if config.axis else part_index(self.layer, self.device)
         elif config.axis == 1 and K % size == 0:
             scales, zeros = (values.reshape(N, K // size) for values in (scales, zeros))
             groups = k_group // size
@@ -308,23 +239,9 @@ class HQQWeight(IntegerWeight):
         shape = sizes["N"], sizes["K"]
         sizes["R"], sizes["C"] = config.packing.stored_shape(shape)
         sizes["G"] = shape[0] * shape[1] // max(size, 1)
-        numbers = {"nbits": config.bits, "axis": config.axis} | (
-            {} if size in (-1, sizes[dim]) else {"group_size": size}
+        return sample_settings(
+            config.bits, config.axis, -1 if size == sizes[dim] else size, sizes, config.compute_dtype
         )
-        facts = {name: torch.tensor([value], dtype=torch.int32) for name, value in numbers.items()}
-        texts = {PACKING: PACKED_AS[config.bits], "compute_dtype": str(config.compute_dtype)}
-        for (name, text), letter in zip(texts.items(), "ST", strict=True):
-            facts[name] = torch.tensor(list(text.encode()), dtype=torch.uint8)
-            sizes[letter] = len(text)
-        return {f"{name}_setting": fact for name, fact in (facts | {"shape": torch.tensor(shape)}).items()}
-
-
-def _setting(name: str, stored: tuple[dtypes.Dtype, ...], text: str) -> TensorSpec:
-    """Declare a setting: a fact outside of the typed weight."""
-    optional = name not in REQUIRED
-    return TensorSpec(
-        f"{name}_setting", stored, text, Role.UNUSED, name, fact=True, spent=True, optional=optional
-    )
 
 
 def _scale_axes(config: HQQConfig) -> dict[str, Any]:
@@ -337,7 +254,3 @@ def _scale_axes(config: HQQConfig) -> dict[str, Any]:
     if config.whole:
         return {"text": f"1 (NK)/{size}!"}
     return {"text": "1 G", "view": f"N/{size}! K", "packing": OneRow()}
-
-
-FORMATS = (HQQWeight,)
-METHODS = ()  # read by detect.methods
