@@ -9,7 +9,8 @@ from math import lcm
 import torch
 
 from qload.checkpoint import format_label
-from qload.detect.config_reader import METHODS, described_formats
+from qload.detect.config_reader import described_formats
+from qload.detect.methods import METHODS
 from qload.dtypes import TORCH
 from qload.experts.declared_stacks import stack_endings
 from qload.experts.stack_finder import find_stacks

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qload.checkpoint import format_label
-from qload.detect.config_reader import METHODS, described_formats
+from qload.detect.config_reader import described_formats
+from qload.detect.methods import METHODS
 from qload.detect.signatures import METHODS_ELSEWHERE
 from qload.formats import FORMATS
 from tests.paths import ROOT

@@ -24,26 +24,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from qload.configs import Claims, FoundConfig, Method, Patterns, agree, matcher, value_text
+from qload.configs import Claims, FoundConfig, Patterns, agree, matcher, value_text
 from qload.configs.matching import EMBEDDING_CLASS, HEAD, LINEAR_CLASS, MODULE_CLASSES, REGEX_PREFIX, is_regex
-from qload.detect.methods import (
-    auto_round,
-    bitsandbytes,
-    comfy,
-    compressed_tensors,
-    fp8,
-    gptq,
-    hqq,
-    marlin,
-    modelopt,
-    mx,
-    quanto,
-    quark,
-    torchao,
-)
+from qload.detect.methods import METHODS, auto_round, bitsandbytes, compressed_tensors, gptq
 from qload.detect.signatures import METHODS_ELSEWHERE
 from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, StorageError, UnsupportedFormatError
-from qload.formats import METHODS as FORMAT_METHODS
 from qload.formats import ROLES, mlx
 from qload.loader.exclusion import Exclusions, NamedModules
 from qload.spec import Role, Weight
@@ -182,27 +167,6 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-# quant_method -> its reader, with what it declares.
-METHODS: dict[str, Method] = {
-    name: method
-    for method in (
-        *FORMAT_METHODS,
-        *gptq.METHODS,
-        *bitsandbytes.METHODS,
-        *fp8.METHODS,
-        *marlin.METHODS,
-        *mx.METHODS,
-        *compressed_tensors.METHODS,
-        *modelopt.METHODS,
-        *auto_round.METHODS,
-        *comfy.METHODS,
-        *torchao.METHODS,
-        *quark.METHODS,
-        *quanto.METHODS,
-        *hqq.METHODS,
-    )
-    for name in method.names
-}
 ALIASES = {"intel/auto-round": "auto-round"}  # written by versions up to 0.4.7
 
 
@@ -371,20 +335,23 @@ def named_modules(source: FoundConfig) -> NamedModules:
 
 def pattern_entries(source: FoundConfig) -> Iterator[PatternEntry]:
     """Yield the entries that select modules by a pattern, or by their name within a block."""
-    dynamic = Patterns(source, "dynamic")
-    for pattern in _mapping(source.values, "dynamic"):
-        if not pattern.startswith(gptq.EXCLUDE_PREFIX):
-            entry = REGEX_PREFIX + pattern.removeprefix(gptq.INCLUDE_PREFIX)
-            yield PatternEntry("dynamic", pattern, matcher(entry, patterns=dynamic))
-    anywhere = Patterns(source, "extra_config", anywhere=True)
-    for pattern, rule in _mapping(source.values, "extra_config").items():
-        if not auto_round.REGEX_CHARACTERS.isdisjoint(pattern) and _is_quantized(rule):
-            selects = matcher(REGEX_PREFIX + pattern, patterns=anywhere)
-            yield PatternEntry("extra_config", pattern, selects)
-    targeting = Patterns(source, "config_groups")
-    for key, target in _group_targets(source):
-        if is_regex(target) or target == EMBEDDING_CLASS:
-            yield PatternEntry(key, target, matcher(target, patterns=targeting))
+    if "dynamic" in source.values:
+        patterns = Patterns(source, "dynamic")
+        for pattern in _mapping(source.values, "dynamic"):
+            if not pattern.startswith(gptq.EXCLUDE_PREFIX):
+                entry = REGEX_PREFIX + pattern.removeprefix(gptq.INCLUDE_PREFIX)
+                yield PatternEntry("dynamic", pattern, matcher(entry, patterns=patterns))
+    if "extra_config" in source.values:
+        patterns = Patterns(source, "extra_config", anywhere=True)
+        for pattern, rule in _mapping(source.values, "extra_config").items():
+            if not auto_round.REGEX_CHARACTERS.isdisjoint(pattern) and _is_quantized(rule):
+                selects = matcher(REGEX_PREFIX + pattern, patterns=patterns)
+                yield PatternEntry("extra_config", pattern, selects)
+    if "config_groups" in source.values:
+        patterns = Patterns(source, "config_groups")
+        for key, target in _group_targets(source):
+            if is_regex(target) or target == EMBEDDING_CLASS:
+                yield PatternEntry(key, target, matcher(target, patterns=patterns))
     for entry in source.values.get("modules_in_block_to_quantize") or ():
         for name in [entry] if isinstance(entry, str) else entry:
             yield PatternEntry("modules_in_block_to_quantize", name, _block_matcher(name))

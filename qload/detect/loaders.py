@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from qload.configs import Claims, FoundConfig, ModuleRule
-from qload.detect.config_reader import METHODS, named_modules, read_claims
-from qload.detect.methods import hqq, quanto, torchao
+from qload.detect.config_reader import named_modules, read_claims
+from qload.detect.methods import METHODS, hqq, quanto, torchao
 from qload.detect.signatures import COMFY, SIGNATURES, WORDS, LayerTensors, Signature
 from qload.detect.torchao_header import has_header
 from qload.errors import ArgumentError, ConfigError, QloadError, UnsupportedFormatError, checked

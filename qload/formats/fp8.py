@@ -218,7 +218,7 @@ class Fp8Weight(spec.Weight):
     @classmethod
     def tensors(cls, config: Fp8Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; blocks bind cuts and the seams of fused layers."""
-        names = NAMES[::-1] if config.per == "block" else (*NAMES, MISTRAL_NAMES[0])
+        names: tuple[str, ...] = NAMES[::-1] if config.per == "block" else (*NAMES, MISTRAL_NAMES[0])
         if config.divide:
             names = NAMES[1:]
         scale, axes, view = config.stored_scale or names, config.scale_axes, config.scale_view

@@ -27,7 +27,8 @@ from qload.layouts import STORED_MINUS_ONE, ZeroPoints, gptq
 from qload.lazy_torch import Tensor, torch
 from qload.spec import Layer, Role, TensorSpec
 from qload.spec.integers import Integers, IntegerWeight, Origin, from_codes, record_origin
-from qload.spec.zero_point_evidence import Evidence, EvidencedZeroPoints, is_middle
+from qload.spec.weight import has_middle_zeros
+from qload.spec.zero_point_evidence import ASYMMETRIC, DOUBTFUL, Evidence, EvidencedZeroPoints
 
 BITS = (2, 3, 4, 8)
 SCALES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -83,9 +84,7 @@ class GPTQConfig(spec.Grouped, EvidencedZeroPoints):
         ShapeError if the number of groups contradicts the group size; AmbiguousIndexError for an index of
         zeros with several groups, unless the config denies act order.
         """
-        config = self._with_stored_bits(headers)
-        if config.positional:
-            config = replace(config, positional=False)
+        config = replace(self._with_stored_bits(headers), positional=False)
         sizes = headers.sizes(GPTQWeight.tensors(config))
         K, G = sizes["K"], sizes["G"]
         config._check_groups(headers, "scales", sizes)
@@ -97,6 +96,16 @@ class GPTQConfig(spec.Grouped, EvidencedZeroPoints):
             raise headers.ambiguous_index("g_idx", sizes, "row", meaning)
         in_order = config.is_in_order(g_idx, K)
         return replace(config, positional=G > 1 and in_order, indexed=True)
+
+    @property
+    def doubt(self) -> str:
+        """Warning about zero points of 0 without evidence for their reading."""
+        return DOUBTFUL if self.evidence == "none" else ""
+
+    @property
+    def denied(self) -> str:
+        """Note on zero points off the middle under a config with `sym`."""
+        return ASYMMETRIC if self.asymmetric else ""
 
     def _with_stored_bits(self, headers: spec.LayerHeaders) -> GPTQConfig:
         """Return the config with the bits of all shapes, if these agree on others than claimed."""
@@ -243,7 +252,7 @@ class GPTQWeight(IntegerWeight):
 
     def is_symmetric(self) -> bool:
         """Return True if every word of zero points has all zero points 2**(bits - 1); unpacks nothing."""
-        return is_middle(self.qzeros, self.config.bits, self.config.zeros)
+        return has_middle_zeros(self.qzeros, self.config.bits, self.config.zeros)
 
     @classmethod
     def from_integers(

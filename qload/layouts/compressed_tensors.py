@@ -43,6 +43,11 @@ def words(count: int, bits: int, dense: bool) -> int:
     return -(-count * bits // WORD_BITS) if dense else -(-count // (WORD_BITS // bits))
 
 
+def has_unused_bits(count: int, bits: int, dense: bool) -> bool:
+    """Return True if the words of `count` codes have bits without a code."""
+    return words(count, bits, dense) * WORD_BITS != count * bits
+
+
 def capacity(words: int, bits: int, dense: bool) -> int:
     """Largest number of codes in so many `words`."""
     return words * WORD_BITS // bits if dense else words * (WORD_BITS // bits)

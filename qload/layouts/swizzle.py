@@ -14,7 +14,7 @@ from qload.lazy_torch import Tensor, torch
 OUTPUTS, GROUPS, ROWS = 128, 4, 32
 
 
-def scale_axes(group: int) -> dict[str, str]:
+def scale_axes(group: int) -> dict[str, Any]:
     """Axes of scales of `group` inputs: `text` of the stored tensor, `view` in whole tiles, for cuts."""
     per_row = OUTPUTS // ROWS
     stored = f"N@{OUTPUTS}^/{per_row} K/{group}@{GROUPS}^*{per_row}"

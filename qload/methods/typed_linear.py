@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from qload.detect import Target, for_target, loader_from_config
-from qload.detect.config_reader import METHODS, described_formats
+from qload.detect.config_reader import described_formats
+from qload.detect.methods import METHODS
 from qload.errors import ArgumentError, ConfigError, MissingTensorError, check_type
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.dtypes import DTYPES

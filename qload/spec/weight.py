@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -27,6 +27,7 @@ from qload.errors import (
     check_values,
     checked,
 )
+from qload.layouts import ZeroPoints, gptq
 from qload.lazy_torch import Tensor, torch
 from qload.spec.activations import ActivationScheme
 from qload.spec.axis import PARTS, Axis
@@ -443,6 +444,21 @@ def symmetric(bits: int, codes: Tensor | LazyCodes, scales: Tensor, k_group: Ten
     """Codes of a symmetric type, with zero points 2**(bits - 1), by codes (K, N) and scales (G, N)."""
     zeros = torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)
     return Codes(bits=bits, codes=codes.T, scales=scales.float().T, zeros=zeros.T, k_group=k_group)
+
+
+def has_middle_zeros(words: Tensor, bits: int, zeros: ZeroPoints) -> bool:
+    """Return whether every zero point in words (G, W) is 2**(bits - 1); unpacks nothing."""
+    row = _middle_row(bits, zeros, words.shape[1])
+    if type(words) is Tensor and words.device.type == "cpu":  # numpy: one thread suffices for few words
+        return bool((words.numpy() == row.numpy()).all())
+    return bool((words == row.to(words.device)).all())
+
+
+@lru_cache(64)
+def _middle_row(bits: int, zeros: ZeroPoints, width: int) -> Tensor:
+    """A row of words with all zero points in the middle."""
+    middle = torch.full((1, width * 32 // bits), 2 ** (bits - 1), device="cpu")
+    return zeros.write(middle, gptq.columns(bits))
 
 
 @dataclass(frozen=True, eq=False)

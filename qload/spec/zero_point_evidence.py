@@ -14,13 +14,12 @@ compared with the distance in other columns with the same zero point.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
 from qload.errors import MismatchError, QloadError
 from qload.layouts import Stored, StoredMinusOne, StoredMinusOnePerField, ZeroPoints, gptq
 from qload.lazy_torch import Tensor, torch
-from qload.spec.weight import Config, LayerClaims, LayerValues
+from qload.spec.weight import Config, LayerClaims, LayerValues, has_middle_zeros
 
 # Evidence for a reading: all readings are equal, the codes, the name of the quantizer, other layers of the
 # checkpoint, none; "lost": zero points are lost, and no reading is right.
@@ -335,7 +334,7 @@ def readings_agree(words: Tensor, bits: int, zeros: ZeroPoints, claims: LayerCla
     """
     rows = words.flatten(0, 1)
     if claims.sym:
-        return is_middle(rows, bits, zeros)
+        return has_middle_zeros(rows, bits, zeros)
     return not isinstance(zeros, StoredMinusOne) or not _wraps(rows, bits)
 
 
@@ -351,7 +350,7 @@ def settle(values: LayerValues, bits: int, zeros: ZeroPoints) -> tuple[dict[str,
     evidence: Evidence = "alike"
     error: QloadError | None = None
     looked_at = symmetric or values.compare_codes
-    if looked_at and is_middle(words, bits, zeros):  # whatever the mean of weights
+    if looked_at and has_middle_zeros(words, bits, zeros):  # whatever the mean of weights
         return {"zeros": zeros, "evidence": evidence}, None
     if symmetric:
         error = _asymmetric(values, words, bits, zeros)
@@ -410,21 +409,6 @@ def _asymmetric(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints
         f"{middle - side} in every group, read as {zeros.name}",
         _remedy(values, zeros),
     )
-
-
-def is_middle(words: Tensor, bits: int, zeros: ZeroPoints) -> bool:
-    """Return whether every zero point in words (G, W) is 2**(bits - 1); unpacks nothing."""
-    row = _row(bits, zeros, words.shape[1])
-    if type(words) is Tensor and words.device.type == "cpu":  # numpy: one thread suffices for few words
-        return bool((words.numpy() == row.numpy()).all())
-    return bool((words == row.to(words.device)).all())
-
-
-@lru_cache(64)
-def _row(bits: int, zeros: ZeroPoints, width: int) -> Tensor:
-    """A row of words with all zero points in the middle."""
-    middle = torch.full((1, width * 32 // bits), 2 ** (bits - 1), device="cpu")
-    return zeros.write(middle, gptq.columns(bits))
 
 
 def _one_off(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -> QloadError | None:
@@ -509,14 +493,6 @@ class EvidencedZeroPoints(Config):
             return self
         wrapping = WHOLE, FIELDS
         fits = other.evidence not in (None, "alike") and {self.zeros, other.zeros} <= {*wrapping}
-        return replace(self, zeros=other.zeros, evidence="others") if fits else self
-
-    @property
-    def doubt(self) -> str:
-        """Warning about zero points of 0 without evidence for their reading."""
-        return DOUBTFUL if self.evidence == "none" else ""
-
-    @property
-    def denied(self) -> str:
-        """Note on zero points off the middle under a config with `sym`."""
-        return ASYMMETRIC if self.asymmetric else ""
+        config: Any = self  # a frozen dataclass
+        read_alike: Self = replace(config, zeros=other.zeros, evidence="others") if fits else self
+        return read_alike

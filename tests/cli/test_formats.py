@@ -16,7 +16,8 @@ from qload.capabilities import Capability, as_markdown, overview
 from qload.checkpoint import format_label
 from qload.configs import FoundConfig
 from qload.detect import effective_claims, read_claims, read_configs
-from qload.detect.config_reader import METHODS, described_formats
+from qload.detect.config_reader import described_formats
+from qload.detect.methods import METHODS
 from qload.errors import RepackError, UnsupportedFormatError
 from qload.experts.declared_stacks import stack_endings
 from qload.formats import FORMATS, GGUFWeight

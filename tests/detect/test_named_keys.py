@@ -14,16 +14,16 @@ from pydantic import AliasChoices, BaseModel
 
 from qload.configs import FoundConfig
 from qload.detect import compare_configs, effective_claims, read_claims
-from qload.detect.config_reader import METHODS, named_modules
+from qload.detect.config_reader import named_modules
 from qload.detect.loaders import is_comfy
 from qload.detect.methods import (
+    METHODS,
     auto_round,
     bitsandbytes,
     comfy,
     compressed_tensors,
     fp8,
     gptq,
-    marlin,
     modelopt,
     mx,
 )
@@ -32,7 +32,7 @@ from qload.experts.stacked_storage import ExpertStacks
 from qload.formats import MODULES, bnb
 from qload.storage import ComfyStorage, MemoryStorage
 
-READERS = (auto_round, bitsandbytes, comfy, compressed_tensors, fp8, gptq, marlin, modelopt, mx)
+READERS = (auto_round, bitsandbytes, comfy, compressed_tensors, fp8, gptq, modelopt, mx)
 GPTQ = {
     "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
     "checkpoint_format": "gptq", "format": "gptq", "pack_dtype": "int32", "is_marlin_format": False,
@@ -446,7 +446,6 @@ def test_each_key_of_each_reader_is_in_a_section() -> None:
         compressed_tensors,
         fp8,
         gptq,
-        marlin,
         modelopt,
         mx,
     ):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qload.detect import loader_from_config
-from qload.detect.config_reader import METHODS
+from qload.detect.methods import METHODS
 from qload.formats import FORMATS
 from qload.kernels.declared import why_no_quantizer
 from qload.spec import ActivationScheme

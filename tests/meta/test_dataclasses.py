@@ -57,7 +57,13 @@ NEVER_COMPARED = {  # though their fields are tensors
     *("Codes", "ExactScales", "Fit", "Piece", "Prefetch", "TensorMove"),
 }
 OF_EACH_TENSOR = {"Entry", "GGUFEntry", "Slot", "TensorInfo", "TensorView"}
-BASES = {"ReportBase", "Grouped", "ConvertedStorage"}  # base classes with the fields
+BASES = {  # base classes with the fields
+    "ReportBase",
+    "Grouped",
+    "ConvertedStorage",
+    "EvidencedZeroPoints",
+    "PackedWords",
+}
 
 
 def test_a_record_is_frozen() -> None:

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from qload import configs
 from qload.errors import ConfigError
-from qload.formats import BNB4Config, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
+from qload.formats.bnb import BNB4Config, BNBFP4Weight, BNBNF4Weight
+from qload.formats.bnb_int8 import BNBConfig, BNBWeight
 from qload.loader import ConfiguredFormat
 
 VARIANTS = ("bitsandbytes (load_in_4bit, load_in_8bit)",)

@@ -1,6 +1,7 @@
-"""GPTQ: `gptq` and `gptq_marlin`, with settings of single modules in `dynamic`.
+"""GPTQ and Marlin: `gptq`, `gptq_marlin`, `marlin` and `gptq_marlin_24`.
 
-Configs of Marlin checkpoints also have this `quant_method`. Source: gptqmodel 7.7.0 and auto-gptq 0.7.1.
+A config of `gptq` may have a checkpoint format of Marlin, and settings of single modules in `dynamic`.
+Source: gptqmodel 7.7.0, auto-gptq 0.7.1, IST's packer 2f6d7c1 and vLLM 0.11.0.
 """
 
 from collections.abc import Mapping
@@ -13,12 +14,15 @@ from qload import configs
 from qload.configs.matching import REGEX_PREFIX
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats.gptq import GPTQConfig, GPTQWeight
+from qload.formats.marlin import MarlinConfig, MarlinWeight
+from qload.formats.marlin_24 import Marlin24Config, Marlin24Weight
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions, Inside
 from qload.spec import LayerClaims
 
 VARIANTS = ("gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",)
+MARLIN_VARIANTS = ("marlin (checkpoint_format marlin, marlin_24)",)
 CHECKPOINT_FORMATS = ("gptq", "gptq_v2")
 MARLIN_FORMATS = ("marlin", "marlin_24")
 MODULE_CLAIMS = ("bits", "group_size", "sym", "desc_act")  # possible claims of an entry of `dynamic`
@@ -75,7 +79,11 @@ def read_gptq(source: configs.FoundConfig) -> configs.Claims | str:
     base = ConfiguredFormat(GPTQWeight, config, claims=claims)
     rules = _module_formats(source, section.dynamic or {}, base, stated)
     formats = dict.fromkeys([base, *(fmt for formats in rules.values() for fmt in formats)])
-    exclusions, patterns = _exclusions(section), configs.Patterns(source, "dynamic")
+    exclusions = _exclusions(section)
+    overrides: tuple[configs.ModuleRule, ...] = ()
+    if rules:
+        patterns = configs.Patterns(source, "dynamic")
+        overrides = configs.override_rules(rules, (base,), exclusions, patterns)
     return section.claims(
         source,
         "gptq",
@@ -83,7 +91,7 @@ def read_gptq(source: configs.FoundConfig) -> configs.Claims | str:
         *formats,
         **stated_claims,
         exclusions=exclusions,
-        rules=configs.override_rules(rules, (base,), exclusions, patterns),
+        rules=overrides,
     )
 
 
@@ -135,6 +143,39 @@ def _overridden(base: ConfiguredFormat, rule: _ModuleSettings, source: str) -> C
     return ConfiguredFormat(GPTQWeight, replace(base.config, **changes), claims=claims)
 
 
+class _Marlin(configs.Section):
+    bits: Annotated[int, configs.one_of(4, 8)] = 4
+    group_size: int = Field(ge=-1)
+    desc_act: Literal[False] | None = None
+    sym: Literal[True] | None = None
+    checkpoint_format: configs.Name = None
+    format: configs.Name = None
+    pack_dtype: Literal["int32"] | None = None
+    is_marlin_format: bool | None = None
+    is_marlin_24_format: bool | None = None
+
+
+def read_marlin(source: configs.FoundConfig) -> configs.Claims:
+    """Read the claims of layers in Marlin's order: symmetric, groups in order."""
+    default = "marlin_24" if source.values.get("quant_method") == "gptq_marlin_24" else "marlin"
+    section = configs.validate(_Marlin, source)
+    stated = configs.agree(source, "checkpoint_format", "format")
+    if section.is_marlin_24_format or default == "marlin_24":
+        stated = stated if stated not in (None, "marlin", "gptq") else "marlin_24"
+    stated = stated or default
+    if stated not in MARLIN_FORMATS:
+        raise UnsupportedFormatError(
+            stated, f"the checkpoint_format of {source.file} is not supported", MARLIN_VARIANTS
+        )
+    configs.check_group_size(source, section.group_size)
+    size, bits = section.group_size, section.bits
+    if stated == "marlin_24":
+        fmt = ConfiguredFormat(Marlin24Weight, Marlin24Config(size, bits))
+    else:
+        fmt = ConfiguredFormat(MarlinWeight, MarlinConfig(size, bits))
+    return section.claims(source, "marlin", stated, fmt, bits=bits, group_size=size, sym=True, desc_act=False)
+
+
 METHODS = (
     configs.Method(
         names=("gptq", "gptq_marlin"),
@@ -150,5 +191,11 @@ METHODS = (
             ),
             "rotation": configs.IgnoredKey("rotated weights before quantization; qload reads them as stored"),
         },
+    ),
+    configs.Method(
+        names=("marlin",), read=read_marlin, formats=(MarlinWeight, Marlin24Weight), variants=MARLIN_VARIANTS
+    ),
+    configs.Method(
+        names=("gptq_marlin_24",), read=read_marlin, formats=(Marlin24Weight,), variants=MARLIN_VARIANTS
     ),
 )

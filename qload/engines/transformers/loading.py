@@ -13,7 +13,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 
 from qload.detect import Target
-from qload.detect.config_reader import METHODS
+from qload.detect.methods import METHODS
 from qload.engines.transformers.checkpoint import (
     FILE_NAME_KEY,
     FILES_KEY,

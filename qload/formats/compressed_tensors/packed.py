@@ -151,7 +151,8 @@ class CTPackWeight(IntegerWeight):
         """Declare the tensors; zero points bind N to whole words, groups without an index bind K."""
         ordered = "1" if config.group_size == -1 else f"K/{config.group_size}^"
         groups = {"in order": ordered, "positional": f"{ordered}|G", "anywhere": "G"}[config.groups_lie]
-        K, N = words.axis(config, "K"), words.axis(config, "N")
+        bits, dense = config.bits, config.dense is not False
+        K, N = (compressed_tensors.stored(dim, bits, dense) for dim in "KN")
         index = TensorSpec(
             "weight_g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G", reason=MISSING_INDEX_REASON
         )
@@ -207,9 +208,9 @@ class CTPackWeight(IntegerWeight):
         if self.input_scale is not None or self.input_zero_point is not None:
             reason = "no kernel format of integers has a field for the stored scale of its inputs"
             raise RepackError(name, "other layouts", reason)
-        index, zeros = self.weight_g_idx, self.weight_zero_point
+        index, zeros, dense = self.weight_g_idx, self.weight_zero_point, config.dense is not False
         for count, stored in ((K, self.weight_packed), (N, None if zeros is None else zeros.T)):
-            if stored is None or not words.has_unused_bits(config, count):
+            if stored is None or not compressed_tensors.has_unused_bits(count, config.bits, dense):
                 continue
             if not torch.equal(words.pack(config, words.unpack(config, stored, count)), stored):
                 raise RepackError(name, "other layouts", UNUSED_BITS)
@@ -227,7 +228,9 @@ class CTPackWeight(IntegerWeight):
 
     def skippable_tensor(self) -> str:
         """Name of the code tensor, whose values affect no refusal; "" if words have unused bits."""
-        return "" if words.has_unused_bits(self.config, self.layer.whole[1]) else "weight_packed"
+        bits, dense = self.config.bits, self.config.dense is not False
+        has_unused = compressed_tensors.has_unused_bits(self.layer.whole[1], bits, dense)
+        return "" if has_unused else "weight_packed"
 
     @classmethod
     def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
@@ -239,10 +242,11 @@ class CTPackWeight(IntegerWeight):
         """
         origin = origin or _choose_origin(integers)
         config, codes = origin.config, integers.unpack()
-        if words.has_unused_bits(config, integers.layer.K):
+        bits, dense = integers.bits, config.dense is not False
+        if compressed_tensors.has_unused_bits(integers.layer.K, bits, dense):
             packed = words.pack(config, devices.plain(codes).T)
         else:
-            packing = compressed_tensors.rows(integers.bits, config.dense is not False)
+            packing = compressed_tensors.rows(bits, dense)
             packed = integers.pack_codes("weight_packed", packing, codes.T)
         zeros = words.pack(config, integers.zeros).T if origin.stores_zeros else None
         return cls(

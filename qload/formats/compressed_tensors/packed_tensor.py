@@ -94,9 +94,10 @@ class CTPackTensorWeight(spec.Weight):
     def tensors(cls, config: CTPackTensorConfig) -> tuple[TensorSpec, ...]:
         """Declare the tensors; words bind cuts of K."""
         half = 2 ** (config.bits - 1)
+        K = compressed_tensors.stored("K", config.bits, config.dense is not False)
         zero = TensorSpec("weight_zero_point", (dtypes.int8,), "P", Role.WORD, between=(-half, half - 1))
         return (
-            TensorSpec("weight_packed", (dtypes.int32,), f"N {words.axis(config, 'K')}", Role.WORD),
+            TensorSpec("weight_packed", (dtypes.int32,), f"N {K}", Role.WORD),
             TensorSpec("weight_scale", SCALES, "P", Role.SCALE),
             replace(zero, optional=config.symmetric),
             SHAPE,

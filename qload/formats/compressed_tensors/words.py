@@ -11,7 +11,6 @@ from qload.errors import MismatchError
 from qload.layouts import compressed_tensors
 from qload.layouts.packing import ClippedCodes, PackedCodes
 from qload.lazy_torch import Tensor
-from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec
 
 SCALES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -57,17 +56,6 @@ def for_words(config: Packed, headers: spec.LayerHeaders, sizes: Mapping[str, in
     untyped: Any = config  # a frozen dataclass
     described: Packed = replace(untyped, shape=shape, dense=dense)
     return described
-
-
-def axis(config: PackedWords, dim: str) -> str:
-    """Axis text of the words of a packed dimension."""
-    return compressed_tensors.stored(dim, config.bits, config.dense is not False)
-
-
-def has_unused_bits(config: PackedWords, count: int) -> bool:
-    """Return True if the words of `count` codes have bits without a code."""
-    words = compressed_tensors.words(count, config.bits, config.dense is not False)
-    return words * WORD_BITS != count * config.bits
 
 
 def packed_codes(config: PackedWords, words: Tensor, count: int) -> PackedCodes | ClippedCodes:
