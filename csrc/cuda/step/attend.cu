@@ -43,11 +43,13 @@ cudaError_t attend_pages(const AttendPages& call, cudaStream_t stream) {
   const int group = call.heads / call.kv;
   int heads = 1;
   while (heads < group && heads < 8) heads *= 2;
+  int split = device.major >= 9 ? kMostSplit : 1;
+  const auto blocks = [&](int heads) { return int64_t{split} * call.kv * ((group + heads - 1) / heads) * call.sequences; };
+  while (heads > 1 && blocks(heads / 2) <= device.multiprocessors) heads /= 2;  // idle ones take heads of the same keys
   const int tiles = (group + heads - 1) / heads;
   // Twice as many blocks as fit on all multiprocessors, for every length of the text: so no result depends on the width
   // of a page table.
-  int split = device.major >= 9 ? kMostSplit : 1;
-  while (split > 1 && int64_t{split} * call.kv * tiles * call.sequences > 2 * device.multiprocessors) split /= 2;
+  while (split > 1 && blocks(heads) > 2 * device.multiprocessors) split /= 2;
   const int size = std::max(call.k_size, call.v_size), shared = 4 * AttendRoom(heads, call.v_size, split).total;
   const Kernel kernel = call.bfloat16 ? of_heads<__nv_bfloat16>(heads, size) : of_heads<__half>(heads, size);
   if (const cudaError_t error = allow_shared(reinterpret_cast<const void*>(kernel), shared)) return error;
