@@ -3,10 +3,10 @@
 The floor is the time that the codes and scales of the experts that were chosen take to be read, at the rate
 of one long read of the same run. fp16 is what torch makes of the same experts in fp16, one after another,
 with the rows of each known to the host. Where a folder of peers has vLLM, its experts by Marlin stand
-beside, on the same weights of 4 bits. No time is shown for a result that fails its check.
+beside, on the same weights. No time is shown for a result that fails its check.
 
 `--formats` names formats of checkpoints (`expert_formats`): their experts are loaded with target "auto", and
-multiply inputs that are not quantized.
+multiply inputs that are not quantized, beside peers in bfloat16.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -32,7 +32,7 @@ from qload.kernels.cuda.module import native, stream
 from qload.spec import Weight
 from tests.bench import peer_folder
 from tests.bench.expert_formats import FORMATS, Format, expert_shapes
-from tests.bench.expert_peers import MarlinExperts, here
+from tests.bench.expert_peers import TARGETS, MarlinExperts, here
 from tests.bench.timing import microseconds, replayed
 from tests.gpu.expert_layers import Experts, Tokens, tokens
 
@@ -124,13 +124,13 @@ def right(y: Tensor, dense: Dense) -> bool:
     """Whether a result is as near to fp32's as roundings of weights, between and of y bring it."""
     exact = dense(torch.float32)
     off = (y.float() - exact).norm() / exact.norm()
-    return bool(off <= 4 * torch.finfo(torch.float16).eps)
+    return bool(off <= 4 * torch.finfo(y.dtype).eps)
 
 
 def measure(model: Model, asked: argparse.Namespace, rate: float) -> Iterator[dict[str, Any]]:
     """One row for each number of tokens."""
     layers = [drawn(model, asked.bits, asked.group) for _ in range(model.layers)]
-    beside = [MarlinExperts(each) for each in layers] if asked.peers and asked.bits == 4 else []
+    beside = [MarlinExperts.of_strips(each) for each in layers] if asked.peers and asked.bits == 4 else []
     for M in asked.tokens:
         count = CALLS if M == 1 else FEW_CALLS
         chosen = [
@@ -157,18 +157,27 @@ def measure(model: Model, asked: argparse.Namespace, rate: float) -> Iterator[di
         torch.cuda.empty_cache()
 
 
-def loaded(model: Model, kind: Format) -> ExpertsWeight:
-    """Random experts of a format on the device."""
-    tensors = kind.matrices(expert_shapes("experts", model.experts, model.hidden, model.inner))
-    loader = loader_from_config(dict(kind.config), target="auto")
-    weights = Weights(MemoryStorage(tensors), loader=loader, device="cuda", dtype=torch.float16)
+def loaded(
+    tensors: dict[str, Tensor], kind: Format, dtype: torch.dtype, target: Literal["auto"] | None = "auto"
+) -> ExpertsWeight:
+    """Load experts of a format to the device; `target` None: as the checkpoint stores them."""
+    loader = loader_from_config(dict(kind.config), target=target)
+    weights = Weights(MemoryStorage(tensors), loader=loader, device="cuda", dtype=dtype)
     return weights.get_experts("experts", facts=FACTS)
 
 
-def measure_format(model: Model, kind: Format, tokens_of: list[int], rate: float) -> Iterator[dict[str, Any]]:
-    """One row for each number of tokens, by the module of typed experts."""
-    layers = [loaded(model, kind) for _ in range(model.layers)]
-    modules = [layer.get_linear(activations="unquantized", dtype=torch.float16) for layer in layers]
+def measure_format(
+    model: Model, name: str, tokens_of: list[int], rate: float, peers: bool = False
+) -> Iterator[dict[str, Any]]:
+    """One row for each number of tokens, by the module of typed experts; with peers in bfloat16."""
+    kind, dtype = FORMATS[name], torch.bfloat16 if peers else torch.float16
+    shapes = expert_shapes("experts", model.experts, model.hidden, model.inner)
+    stored = [kind.matrices(shapes) for _ in range(model.layers)]
+    layers = [loaded(tensors, kind, dtype) for tensors in stored]
+    modules = [layer.get_linear(activations="unquantized", dtype=dtype) for layer in layers]
+    beside = None
+    if peers and name in TARGETS:
+        beside = MarlinExperts.of_stored(loaded(stored[0], kind, dtype, None), TARGETS[name])
     nbytes = sum(tensor.nbytes for tensor in layers[0].fields().values()) / model.experts
 
     def weight(name: str, expert: int) -> Weight:
@@ -177,17 +186,19 @@ def measure_format(model: Model, kind: Format, tokens_of: list[int], rate: float
 
     for M in tokens_of:
         count = CALLS if M == 1 else FEW_CALLS
-        chosen = [
-            tokens(M, model.hidden, model.top, model.experts, torch.float16, seed) for seed in range(count)
-        ]
+        chosen = [tokens(M, model.hidden, model.top, model.experts, dtype, seed) for seed in range(count)]
         active = mean(each.ids.unique().numel() for each in chosen)
         row: dict[str, Any] = {"model": model.name, "M": M, "active": active, "floor": active * nbytes / rate}
         calls = [
             partial(modules[i % len(modules)], each.x, each.ids, each.weights)
             for i, each in enumerate(chosen)
         ]
-        time, y = replayed([calls])[0]
-        row["us"] = time if right(y, Dense(weight, chosen[0])) else None
+        groups = [calls]
+        if beside is not None:  # in turns
+            groups.append([partial(beside, replace(each, ids=each.ids.int())) for each in chosen])
+        dense = Dense(weight, chosen[0])
+        for name_of_row, (time, y) in zip(("us", "vllm"), replayed(groups), strict=False):
+            row[name_of_row] = time if right(y, dense) else None
         yield row
 
 
@@ -217,8 +228,8 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="a folder of wheels, vLLM's among them, or its library")
     parser.add_argument("--json", help="a file for all numbers")
     asked = parser.parse_args()
-    if asked.peers and asked.bits != 4:
-        parser.error("--peers: vLLM's experts have 4 bits here")
+    if asked.peers and asked.bits != 4 and not asked.formats:
+        parser.error("--peers: vLLM's integers have 4 bits here")
     if asked.peers:
         peer_folder.add(asked.peers)
         if not here():
@@ -227,7 +238,8 @@ def main() -> None:
     sys.stderr.write(f"read rate {rate / 1e6:.2f} TB/s\n")
     for model in (each for each in MODELS if each.name in asked.models):
         by_format = [
-            (name, measure_format(model, FORMATS[name], asked.tokens, rate)) for name in asked.formats
+            (name, measure_format(model, name, asked.tokens, rate, bool(asked.peers)))
+            for name in asked.formats
         ]
         for name, found in by_format or [("", measure(model, asked, rate))]:
             for row in found:
