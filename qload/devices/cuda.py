@@ -44,7 +44,8 @@ _RUNS: dict[tuple[str, bool, int, int], bool] = {}  # plain, for what traces a m
 log: logging.Logger = logging.getLogger("qload")
 READ_BYTES = 4 << 20  # bytes that a thread reads at once: what is copied next is still in a cache
 THREADS = 8
-DeviceRange = tuple[int, int, int, int]  # a descriptor, a position, bytes, and an address of the device
+DeviceRange = tuple[int, int, int, int, int, int]
+"""Descriptor, offset, bytes, address of the device, number of such runs, and their distance in the file."""
 
 
 def empty_rows(like: Tensor, rows: int, columns: int) -> Tensor:

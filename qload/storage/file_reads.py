@@ -203,6 +203,22 @@ def contiguous_offset(entry: Entry, pairs: Bounds) -> int | None:
     return entry.begin + (pairs[0][0] * row if pairs else 0)
 
 
+def run_places(entry: Entry, pairs: Bounds) -> tuple[int, int, int] | None:
+    """Place of the runs of a non-empty slice: file offset of the first one, number, and distance in bytes.
+
+    None for unequal distances.
+    """
+    strides = [prod(entry.shape[axis + 1 :]) * entry.itemsize for axis in range(len(pairs))]
+    first = entry.begin + sum(start * stride for (start, _), stride in zip(pairs, strides, strict=True))
+    offsets = np.zeros(1, np.int64)
+    before_last = pairs[: last_sliced_axis(entry, pairs)]
+    for (start, stop), stride in zip(before_last, strides, strict=False):
+        offsets = (offsets[:, None] + np.arange(stop - start) * stride).reshape(-1)
+    distance = int(offsets[1]) if len(offsets) > 1 else 0
+    equal = bool((np.diff(offsets) == distance).all())
+    return (first, len(offsets), distance) if equal else None
+
+
 def _read_strided(opened: RangeReader, at: int, stride: int, block: NDArray[np.uint8]) -> None:
     """Fill (rows, length) with runs that begin `stride` bytes apart in the file."""
     rows, length = block.shape
@@ -228,6 +244,22 @@ class FileRange(NamedTuple):
     nbytes: int
 
 
+class FileRuns(NamedTuple):
+    """Byte ranges of equal length at equal distances in a file.
+
+    Attributes
+    ----------
+    range
+        File, offset of the first range, and bytes of all of them.
+    count, distance
+        Number of ranges, and bytes from the start of one to the start of the next.
+    """
+
+    range: FileRange
+    count: int
+    distance: int
+
+
 @dataclass(frozen=True)
 class FileRanges:
     """Byte ranges of tensors in a storage's files, for readers with descriptors.
@@ -250,6 +282,16 @@ class FileRanges:
         if begin is None:
             return None
         return FileRange(file, begin, prod(stop - start for start, stop in pairs) * entry.itemsize)
+
+    def of_runs(self, name: str, pairs: Bounds) -> FileRuns | None:
+        """Byte ranges of a non-empty slice of a tensor in a local file; None for unequal distances."""
+        entry, file = self.entries[name], self.holders[name]
+        places = run_places(entry, pairs) if self.files.is_here(file) else None
+        if places is None:
+            return None
+        begin, count, distance = places
+        nbytes = prod(stop - start for start, stop in pairs) * entry.itemsize
+        return FileRuns(FileRange(file, begin, nbytes), count, distance)
 
     def of_rows(self, names: Sequence[str], pairs: Bounds) -> list[FileRange] | None:
         """Byte ranges of the same contiguous slice of tensors of one dtype and shape; None for any other."""

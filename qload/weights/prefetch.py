@@ -37,6 +37,7 @@ DEVICE_RUN_BYTES = 16 << 20  # larger, because each read of a thread holds Pytho
 BUFFERS = 2  # per thread: one is copied to the device while the other is filled
 ALIGNMENT = 64  # bytes, of tensors in a buffer
 MIN_SHARED_BYTES = 4 << 20  # of a tensor that several threads read
+MIN_RUN_BYTES = 512  # of a slice with gaps for native threads; shorter runs are read with their gaps
 MAX_OPEN_FILES = 16  # in use by native threads at a time
 
 Index = tuple[slice, ...]
@@ -45,12 +46,17 @@ TensorForm: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"  # shape and dtype
 
 
 class FileMoveRequest(NamedTuple):
-    """Move of elements of `bits` bits from a file to a target, by digits; without digits, a copy of bytes."""
+    """Move of elements of `bits` bits from a file to a target, by digits; without digits, a copy of bytes.
+
+    To a CUDA device, the source may be `runs` ranges at a `distance`, which follow each other in the target.
+    """
 
     source: FileRange
     target: Tensor
     bits: int = 8
     digits: Sequence[Digit] = ()
+    runs: int = 1
+    distance: int = 0
 
 
 @dataclass(frozen=True)
@@ -201,11 +207,14 @@ class NativeReader:
         try:
             if isinstance(threads, devices.CpuFileMover):
                 ticket = threads.begin(
-                    [devices.FileMove(at, *move[1:]) for at, move in zip(sources, moves, strict=True)]
+                    [devices.FileMove(at, *move[1:4]) for at, move in zip(sources, moves, strict=True)]
                 )
             else:
                 assert self.home is not None
-                ranges = [(*at, target.data_ptr()) for at, target in zip(sources, targets, strict=True)]
+                ranges = [
+                    (descriptor, begin, nbytes // move.runs, move.target.data_ptr(), move.runs, move.distance)
+                    for (descriptor, begin, nbytes), move in zip(sources, moves, strict=True)
+                ]
                 ticket = threads.begin(ranges, self.home)
         except BaseException:
             opened.close()
@@ -512,16 +521,20 @@ class Prefetcher:
     def _begin_natively(
         self, prefetch: Prefetch, wanted: Mapping[Key, tuple[Bounds, TensorForm]]
     ) -> dict[Key, Bounds]:
-        """Begin the contiguous slices in native threads; returns the bounds of all others."""
+        """Begin slices in native threads; returns the bounds of all others, such as slices of short runs."""
         rest = {key: pairs for key, (pairs, _) in wanted.items()}
         if self.native is None:
             return rest
-        places = {key: self.native.files.ranges.of(key[0], pairs) for key, pairs in rest.items()}
-        moves = {
-            key: FileMoveRequest(place, prefetch.tensors[key])
-            for key, place in places.items()
-            if place is not None
-        }
+        takes_gaps = isinstance(self.native.threads, devices.CudaFileReader)
+        moves = dict[Key, FileMoveRequest]()
+        for key, pairs in rest.items():
+            place = self.native.files.ranges.of_runs(key[0], pairs)
+            if place is None:
+                continue
+            source, count, distance = place
+            if count == 1 or (takes_gaps and source.nbytes // count >= MIN_RUN_BYTES):
+                target = prefetch.tensors[key]
+                moves[key] = FileMoveRequest(source, target, runs=count, distance=distance)
         job = self.native.begin(list(moves.values())) if moves else None
         if job is None:
             return rest

@@ -217,7 +217,7 @@ def test_a_reader_says_which_of_its_tickets_failed(reader: CudaFileReader, tmp_p
     home = torch.cuda.current_stream()
 
     tickets = [
-        reader.begin([(*one, out.data_ptr()) for one, out in zip(each, into, strict=True)], home)
+        reader.begin([(*one, out.data_ptr(), 1, 0) for one, out in zip(each, into, strict=True)], home)
         for each, into in zip(asked, outs, strict=True)
     ]
 
@@ -232,7 +232,7 @@ def test_a_reader_says_which_of_its_tickets_failed(reader: CudaFileReader, tmp_p
 def test_a_reader_that_is_closed_says_that_nothing_was_read(reader: CudaFileReader, plain: Path) -> None:
     out = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
     with (plain / "model.safetensors").open("rb") as file:
-        ranges = [(file.fileno(), 0, out.nbytes, out.data_ptr())]
+        ranges = [(file.fileno(), 0, out.nbytes, out.data_ptr(), 1, 0)]
         tickets = [reader.begin(ranges, torch.cuda.current_stream()) for _ in range(40)]
         reader.close()
 

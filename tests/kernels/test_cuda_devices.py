@@ -359,11 +359,11 @@ def test_files_are_read_by_tickets(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     home: Any = SimpleNamespace(cuda_stream=9)
 
     assert asked == [2 * 8 * (4 << 20)]
-    assert reader.begin([(3, 0, 8, 16)], home) == 5
+    assert reader.begin([(3, 0, 8, 16, 1, 0)], home) == 5
     assert reader.wait(5)
     reader.close()
     assert reader._reader.begun == [
-        (memory.data_ptr(), 4 << 20, 8), ([(3, 0, 8, 16)], 9), (5, STREAM), "closed",
+        (memory.data_ptr(), 4 << 20, 8), ([(3, 0, 8, 16, 1, 0)], 9), (5, STREAM), "closed",
     ]  # fmt: skip
     with caplog.at_level(logging.DEBUG, "qload"):
         for ended, message in (

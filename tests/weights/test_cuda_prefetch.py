@@ -41,7 +41,7 @@ class Module:
     """What the CUDA module has, and what it was asked; `answer`: what a ticket gets instead of bytes."""
 
     def __init__(self) -> None:
-        self.asked: list[list[tuple[int, int, int, int]]] = []
+        self.asked: list[list[tuple[int, int, int, int, int, int]]] = []
         self.open: set[int] = set()  # tickets that nobody has waited for
         self.closed, self.homes, self.streams = 0, set[int](), set[int]()
         self.answer: Callable[[int], tuple[int, int, str] | None] = lambda ticket: None
@@ -54,7 +54,7 @@ class Module:
                 assert memory
                 assert (run, threads) == (cuda.READ_BYTES, cuda.THREADS)
 
-            def begin(self, ranges: Sequence[tuple[int, int, int, int]], home: int) -> int:
+            def begin(self, ranges: Sequence[tuple[int, int, int, int, int, int]], home: int) -> int:
                 module.homes.add(home)
                 module.asked.append(list(ranges))
                 module.open.add(len(module.asked) - 1)
@@ -66,10 +66,11 @@ class Module:
                 told = module.answer(ticket)
                 if told is not None:
                     return told
-                for descriptor, begin, nbytes, to in module.asked[ticket]:
-                    read = os.pread(descriptor, nbytes, begin)
-                    assert len(read) == nbytes
-                    ctypes.memmove(to, read, nbytes)
+                for descriptor, begin, nbytes, to, runs, distance in module.asked[ticket]:
+                    for run in range(runs):
+                        read = os.pread(descriptor, nbytes, begin + run * distance)
+                        assert len(read) == nbytes
+                        ctypes.memmove(to + run * nbytes, read, nbytes)
                 return -1, 0, ""
 
             def close(self) -> None:
@@ -146,10 +147,34 @@ def test_all_that_lies_in_one_run_is_asked_of_the_module_at_once(module: Module,
         assert opened(storage) == [0]
         assert storage.bytes_read == sum(each.nbytes for each in TENSORS.values()) + 6 * 24 + 8 * 8
 
-    sizes = sorted(nbytes for _, _, nbytes, _ in module.asked[0])
+    sizes = sorted(nbytes for _, _, nbytes, *_ in module.asked[0])
     assert (len(module.asked), sizes) == (1, sorted([192, 30, 8, 900, 144]))
     assert module.closed == 1
     assert (module.homes, module.streams) == ({7}, {7})
+
+
+def test_slices_with_gaps_are_asked_of_the_module_by_their_runs(module: Module, tmp_path: Path) -> None:
+    """Unless the runs are short, or at unequal distances."""
+    kept = {"w": torch.randint(255, (4, 3, 2048)).to(torch.uint8), "short": torch.randint(9, (64, 128))}
+    save_file(kept, tmp_path / "model.safetensors")
+    every = slice(0, 4)
+    slices: dict[str, tuple[slice, ...]] = {
+        "columns": (every, slice(0, 3), slice(512, 1024)),
+        "rows": (slice(1, 3), slice(1, 3), slice(0, 2048)),
+        "unequal": (every, slice(0, 2), slice(0, 512)),
+        "one row": (slice(2, 3), slice(1, 2), slice(3, 9)),
+    }
+    with SafetensorsStorage(tmp_path) as storage, prefetch.Prefetcher(storage, DEVICE) as reader:
+        narrow = slice(0, 64), slice(0, 63)
+        wanted = [*(("w", index) for index in slices.values()), ("short", narrow)]
+        begun = reader.begin(wanted, storage)
+
+        for name, index in wanted:
+            bits(begun.take(name, index), kept[name][index])
+        assert storage.bytes_read == sum(kept[name][index].nbytes for name, index in wanted)
+
+    runs = [(nbytes, count, distance) for _, _, nbytes, _, count, distance in module.asked[0]]
+    assert runs == [(512, 12, 2048), (4096, 2, 6144), (6, 1, 0)]
 
 
 @pytest.mark.parametrize("answer", [(1, 5, ""), (0, 0, ""), (2, 0, "out of order")])

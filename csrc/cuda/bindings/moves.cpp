@@ -48,17 +48,18 @@ void add_moves(py::module_& module) {
       .def_property_readonly_static("buffers", [](const py::object&) { return FileReader::BUFFERS; })
       .def(
           "begin",
-          [](FileReader& self, const std::vector<std::tuple<int, int64_t, size_t, uintptr_t>>& asked, uintptr_t home) {
+          [](FileReader& self, const std::vector<std::tuple<int, int64_t, size_t, uintptr_t, int64_t, int64_t>>& asked,
+             uintptr_t home) {
             const py::gil_scoped_release unlocked;
             std::vector<FileRange> ranges;
-            for (const auto& [descriptor, offset, bytes, to] : asked) {
-              ranges.push_back({descriptor, offset, bytes, at<void>(to)});
+            for (const auto& [descriptor, offset, bytes, to, runs, distance] : asked) {
+              ranges.push_back({descriptor, offset, bytes, at<void>(to), runs, distance});
             }
             uint64_t ticket = 0;
             check(self.begin(ranges, at<CUstream_st>(home), &ticket), "FileReader.begin");
             return ticket;
           },
-          "Begin to read (descriptor, offset, bytes, to), after what the stream at home was asked for; a ticket.")
+          "Begin to read (descriptor, offset, bytes, to, runs, distance), after the work of the stream at home; a ticket.")
       .def(
           "wait",
           [](FileReader& self, uint64_t ticket, uintptr_t stream) {

@@ -157,8 +157,15 @@ Failure FileReader::read(const Job& job, char* buffer) {
 
 Failure FileReader::copy(const Job& job, const char* buffer, cudaStream_t stream, cudaEvent_t free) {
   cudaError_t error = cudaStreamWaitEvent(stream, job.ticket->ready, 0);
-  for (auto chunk = job.chunks.begin(); chunk != job.chunks.end() && error == cudaSuccess; ++chunk) {
-    error = cudaMemcpyAsync(chunk->range.to, buffer + chunk->at, chunk->range.bytes, cudaMemcpyHostToDevice, stream);
+  for (auto chunk = job.chunks.begin(); chunk != job.chunks.end() && error == cudaSuccess;) {
+    const Chunk& first = *chunk;
+    char* const to = static_cast<char*>(first.range.to);
+    size_t bytes = 0;
+    for (; chunk != job.chunks.end() && chunk->number == first.number; ++chunk) {  // runs of a range in one copy
+      if (chunk->range.to != to + bytes || chunk->at != first.at + bytes) break;
+      bytes += chunk->range.bytes;
+    }
+    error = cudaMemcpyAsync(to, buffer + first.at, bytes, cudaMemcpyHostToDevice, stream);
   }
   for (cudaEvent_t event : {free, job.copied}) {  // also after an error, for the copies before it
     const cudaError_t recorded = cudaEventRecord(event, stream);
@@ -178,18 +185,22 @@ std::vector<std::vector<FileReader::Chunk>> FileReader::divide(const std::vector
   std::vector<std::vector<Chunk>> jobs;
   size_t room = 0;  // of the last job
   for (size_t number = 0; number < ranges.size(); ++number) {
-    FileRange rest = ranges[number];
-    while (rest.bytes) {
-      if (!room || (room < rest.bytes && rest.bytes <= buffer_bytes_)) {
-        jobs.emplace_back();
-        room = buffer_bytes_;
+    const FileRange& range = ranges[number];
+    for (int64_t run = 0; run < range.runs; ++run) {
+      FileRange rest = {range.descriptor, range.offset + run * range.distance, range.bytes,
+                        static_cast<char*>(range.to) + run * range.bytes};
+      while (rest.bytes) {
+        if (!room || (room < rest.bytes && rest.bytes <= buffer_bytes_)) {
+          jobs.emplace_back();
+          room = buffer_bytes_;
+        }
+        const size_t bytes = std::min(rest.bytes, room);
+        jobs.back().push_back({{rest.descriptor, rest.offset, bytes, rest.to}, static_cast<int64_t>(number),
+                               buffer_bytes_ - room});
+        room -= std::min(room, (bytes + ALIGNED - 1) / ALIGNED * ALIGNED);
+        rest = {rest.descriptor, rest.offset + static_cast<int64_t>(bytes), rest.bytes - bytes,
+                static_cast<char*>(rest.to) + bytes};
       }
-      const size_t bytes = std::min(rest.bytes, room);
-      jobs.back().push_back({{rest.descriptor, rest.offset, bytes, rest.to}, static_cast<int64_t>(number),
-                             buffer_bytes_ - room});
-      room -= std::min(room, (bytes + ALIGNED - 1) / ALIGNED * ALIGNED);
-      rest = {rest.descriptor, rest.offset + static_cast<int64_t>(bytes), rest.bytes - bytes,
-              static_cast<char*>(rest.to) + bytes};
     }
   }
   return jobs;

@@ -1,7 +1,7 @@
 // Ranges of files to device memory, by threads without Python and its lock.
 //
 //   in      open files, read at positions; any alignment
-//   out     memory of the device current at construction, contiguous for each range
+//   out     memory of the device current at construction, contiguous for each range and for its runs
 //   needs   pinned host memory: `threads` * BUFFERS buffers of `buffer_bytes`, a multiple of ALIGNED
 //   limit   host memory, read and written once, then the bus
 //
@@ -33,6 +33,7 @@ struct FileRange {
   int64_t offset;
   size_t bytes;
   void* to;
+  int64_t runs = 1, distance = 0;  // so many ranges of `bytes`, one after another in memory, at a distance in the file
 };
 
 /// Cause of a failed ticket. All numbers are 0 at an early end of the file; `range` is -1 without a failure.

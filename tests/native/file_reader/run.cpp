@@ -65,9 +65,12 @@ struct Load {
 
   Load(Desk& desk, const File& file, size_t run, std::mt19937& random) : out(random() % 6) {
     for (Bytes& each : out) {
-      const size_t bytes = random() % (random() % 3 ? 600 : 5 * run), at = random() % (kFile - bytes);
-      each.assign(bytes + 1, 0);
-      ranges.push_back({file.descriptor, static_cast<int64_t>(at), bytes, each.data()});
+      size_t bytes = random() % (random() % 3 ? 600 : 5 * run);
+      if (random() % 2) bytes = (bytes + 255) / 256 * 256;  // runs of such a length share a copy
+      const int64_t runs = 1 + random() % (random() % 2 ? 1 : 5), distance = bytes + random() % 900;
+      const size_t at = random() % (kFile - runs * distance);
+      each.assign(runs * bytes + 1, 0);
+      ranges.push_back({file.descriptor, static_cast<int64_t>(at), bytes, each.data(), runs, distance});
     }
     for (Bytes& each : out) {  // until home is there its bytes belong to who had them before
       Bytes* const used = &each;
@@ -84,7 +87,10 @@ struct Load {
     check(failure.range == -1 && !failure.system && failure.device == cudaSuccess, "all was read");
     stream->synchronize();
     for (size_t i = 0; i < ranges.size(); ++i) {
-      check(!std::memcmp(out[i].data(), &file.bytes[ranges[i].offset], ranges[i].bytes), "it is what the file has");
+      for (int64_t run = 0; run < ranges[i].runs; ++run) {
+        const char* const want = reinterpret_cast<const char*>(&file.bytes[ranges[i].offset + run * ranges[i].distance]);
+        check(!std::memcmp(out[i].data() + run * ranges[i].bytes, want, ranges[i].bytes), "it is what the file has");
+      }
       check(out[i].back() == kUntouched, "nothing beside it was written");
     }
   }
