@@ -19,6 +19,7 @@ PYBIND11_MODULE(_cuda, module) {
   add_linears(module);
   add_experts(module);
   add_steps(module);
+  add_peers(module);
   module.def(
       "read",
       [](uintptr_t from, int64_t bytes, uintptr_t sink, uintptr_t stream) {

@@ -3,6 +3,8 @@ from .cpu import FileMove as FileMove
 from .cpu import file_mover as file_mover
 from .cuda import CudaFileReader as CudaFileReader
 from .cuda import stream_on as stream_on
+from .cuda_peers import OwnPeerMemory as OwnPeerMemory
+from .cuda_peers import PeerSums as PeerSums
 from .dispatch import copy_from_host as copy_from_host
 from .dispatch import dequantize as dequantize
 from .dispatch import dequantize_rows as dequantize_rows

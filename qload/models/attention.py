@@ -155,7 +155,7 @@ def _attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Ten
 
 
 class Attention(nn.Module):
-    """Attention of one layer over this rank's heads: x (T, H) -> (T, H), the same on every rank.
+    """Attention of one layer over this rank's heads: x (T, H) -> (T, H).
 
     Parameters
     ----------
@@ -167,6 +167,8 @@ class Attention(nn.Module):
         Rotary embedding.
     make
         Creates the linear modules; None: those of the weights.
+    reduce_results
+        Whether the output is summed over the ranks; False: it is this rank's summand.
 
     Attributes
     ----------
@@ -186,6 +188,8 @@ class Attention(nn.Module):
         layer: int,
         rope: Rope,
         make: LinearFactory | None = None,
+        *,
+        reduce_results: bool = True,
     ) -> None:
         super().__init__()
         self.rope, self.config, self.mask = rope, config, config.masks[layer]
@@ -197,7 +201,9 @@ class Attention(nn.Module):
         check_biases(weights, names, config.biases)
         check_biases(weights, f"{prefix}.o_proj", config.biases)
         self.qkv_proj = QKVParallelLinear.load(weights, names, heads, head_size=D, make=make)
-        self.o_proj = RowParallelLinear.load(weights, f"{prefix}.o_proj", make=make)
+        self.o_proj = RowParallelLinear.load(
+            weights, f"{prefix}.o_proj", make=make, reduce_results=reduce_results
+        )
         self.q_norm: Norm
         self.k_norm: Norm
         if config.head_norm == "before rope":
@@ -269,7 +275,7 @@ NORM_EPS = 1e-6  # of the norms of compressed vectors, independent of `rms_norm_
 
 
 class LatentAttention(nn.Module):
-    """Latent attention of one layer: x (T, H) -> (T, H), the same on every rank.
+    """Latent attention of one layer: x (T, H) -> (T, H).
 
     Parameters
     ----------
@@ -281,6 +287,8 @@ class LatentAttention(nn.Module):
         Rotary embedding of a part of each head.
     make
         Creates the linear modules; None: those of the weights.
+    reduce_results
+        Whether the output is summed over the ranks; False: it is this rank's summand.
 
     Attributes
     ----------
@@ -295,6 +303,8 @@ class LatentAttention(nn.Module):
         config: TextConfig,
         rope: Rope,
         make: LinearFactory | None = None,
+        *,
+        reduce_results: bool = True,
     ) -> None:
         super().__init__()
         sizes = config.latent
@@ -312,7 +322,7 @@ class LatentAttention(nn.Module):
         self.kv_a_proj_with_mqa = ReplicatedLinear.load(weights, compress, make=make)
         self.kv_a_layernorm = Norm.load(weights, f"{prefix}.kv_a_layernorm", sizes.kv_rank, NORM_EPS)
         self.kv_b_proj = ColumnParallelLinear.load(weights, expand, heads=heads, make=make)
-        self.o_proj = RowParallelLinear.load(weights, out, make=make)
+        self.o_proj = RowParallelLinear.load(weights, out, make=make, reduce_results=reduce_results)
 
     def forward(self, x: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor:
         """Attend from the tokens x (T, H) of a `step` to their sequences in `layer` of the `cache`."""

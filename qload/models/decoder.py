@@ -25,7 +25,7 @@ from qload.models.kv_cache import PagedCache, Step
 from qload.models.norm import Norm
 from qload.models.rope import Rope
 from qload.models.stored_layers import Making, check_matrix, check_shares, first_stored, is_stored
-from qload.parallel import ProcessGroup
+from qload.parallel import Collectives, ProcessGroup, collectives_of
 from qload.weights import Weights
 
 log: logging.Logger = logging.getLogger("qload")
@@ -44,10 +44,19 @@ class Block(nn.Module):
         (T, H) -> (T, H).
     norms
         Norms before the two.
+    ranks
+        Ranks over which the outputs of the two parts are summed; None: they are sums already.
     """
 
-    def __init__(self, attention: nn.Module, feed_forward: nn.Module, norms: tuple[Norm, Norm]) -> None:
+    def __init__(
+        self,
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        norms: tuple[Norm, Norm],
+        ranks: Collectives | None = None,
+    ) -> None:
         super().__init__()
+        self.ranks: Collectives | None = ranks
         self.self_attn, self.mlp = attention, feed_forward
         self.input_layernorm, self.post_attention_layernorm = norms
 
@@ -56,11 +65,13 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Run this `layer` on the tokens of a `step`; return two summands (T, H), for the next norm to add.
 
-        Input: `x` (T, H), plus `added` if given. Keys and values go to `cache`.
+        Input: `x` (T, H), plus `added` if given. Keys and values go to `cache`. With `ranks`, `added` and the
+        second summand are those of this rank.
         """
-        norm = self.input_layernorm
-        x, normed = (x, norm(x)) if added is None else norm.of_sum(x, added)
-        x, normed = self.post_attention_layernorm.of_sum(x, self.self_attn(normed, step, cache, layer))
+        norm, ranks = self.input_layernorm, self.ranks
+        x, normed = (x, norm(x)) if added is None else norm.of_sum(x, added, ranks)
+        attended = self.self_attn(normed, step, cache, layer)
+        x, normed = self.post_attention_layernorm.of_sum(x, attended, ranks)
         return x, self.mlp(normed)
 
 
@@ -94,9 +105,13 @@ class Decoder(nn.Module):
         """Run all layers on embeddings `x` (T, H) of a `step` with its `cache`: (T, H), not normalized."""
         step = step.begun()
         added: Tensor | None = None
+        ranks: Collectives | None = None
         for layer, block in enumerate(self.blocks):
             x, added = block(x, step, cache, layer, added)
-        return x if added is None else x + added
+            ranks = block.ranks
+        if added is None:
+            return x
+        return x + (added if ranks is None else ranks.summed(added))
 
     def logits(self, x: Tensor) -> Tensor:
         """Compute the logits (T, vocab) of the last layer's output x (T, H)."""
@@ -247,18 +262,20 @@ def _load_block(weights: Weights, config: TextConfig, making: Making, layer: int
         Norm.load(weights, f"{prefix}.{name}", config.hidden, config.eps)
         for name in ("input_layernorm", "post_attention_layernorm")
     )
+    group = weights.process_group
+    ranks = None if group.size() == 1 else collectives_of(group)
     attention: nn.Module
     name = f"{prefix}.self_attn"
     if config.latent is not None:
-        attention = LatentAttention(weights, name, config, rope, making.make)
+        attention = LatentAttention(weights, name, config, rope, making.make, reduce_results=False)
     else:
-        attention = Attention(weights, name, config, layer, rope, making.make)
+        attention = Attention(weights, name, config, layer, rope, making.make, reduce_results=False)
     feed_forward: nn.Module
     name = first_stored(weights, prefix, config.family.feed_forward)
     if config.sparse(layer):
-        feed_forward = SparseFeedForward(weights, name, config, making)
+        feed_forward = SparseFeedForward(weights, name, config, making, reduce_results=False)
     else:
         sizes, activation = (config.hidden, config.inner, config.hidden), config.activation
-        options: dict[str, Any] = {"biases": config.biases, "make": making.make}
+        options: dict[str, Any] = {"biases": config.biases, "make": making.make, "reduce_results": False}
         feed_forward = GatedFeedForward.load(weights, name, sizes, activation, **options)
-    return Block(attention, feed_forward, (input_norm, second_norm))
+    return Block(attention, feed_forward, (input_norm, second_norm), ranks)

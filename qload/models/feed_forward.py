@@ -140,9 +140,19 @@ class SparseFeedForward(nn.Module):
         Config of a model with experts; the shared expert has no routing weight.
     making
         Creation of the modules.
+    reduce_results
+        Whether the output is summed over the ranks.
     """
 
-    def __init__(self, weights: Weights, prefix: str, config: TextConfig, making: Making) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        config: TextConfig,
+        making: Making,
+        *,
+        reduce_results: bool = True,
+    ) -> None:
         super().__init__()
         family = config.family
         self.shared: GatedFeedForward | None = None
@@ -165,9 +175,11 @@ class SparseFeedForward(nn.Module):
             reduce_results=False,
             make_experts=making.make_experts,
         )
-        self.collectives: Collectives = collectives_of(weights.process_group)
+        ranks = collectives_of(weights.process_group) if reduce_results else None
+        self.collectives: Collectives | None = ranks
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to the tokens x (T, H)."""
-        y = self.experts(x, *self.router(x))
-        return self.collectives.summed(y if self.shared is None else y + self.shared(x))
+        y: Tensor = self.experts(x, *self.router(x))
+        y = y if self.shared is None else y + self.shared(x)
+        return y if self.collectives is None else self.collectives.summed(y)

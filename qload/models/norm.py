@@ -6,6 +6,7 @@ from torch.nn.functional import rms_norm
 from qload.errors import DtypeError, ShapeError
 from qload.formats.unquantized import FLOATS
 from qload.kernels.cuda import decoder_ops
+from qload.parallel import Collectives, summed_and_normed
 from qload.spec import Role
 from qload.weights import Weights
 
@@ -30,8 +31,16 @@ class Norm(nn.Module):
         y = decoder_ops.norm(x, self.weight, self.eps)
         return rms_norm(x, (self.weight.shape[0],), self.weight, self.eps) if y is None else y
 
-    def of_sum(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x + `added`, both (..., H), and the normalized sum."""
+    def of_sum(self, x: Tensor, added: Tensor, ranks: Collectives | None = None) -> tuple[Tensor, Tensor]:
+        """Return x + `added`, both (..., H), and the normalized sum.
+
+        `ranks`: `added` is the summand of this rank.
+        """
+        if ranks is not None:
+            fused = summed_and_normed(ranks, added, x, self.weight, self.eps)
+            if fused is not None:
+                return fused
+            added = ranks.summed(added)
         fused = decoder_ops.add_norm(x, added, self.weight, self.eps)
         if fused is not None:
             return fused

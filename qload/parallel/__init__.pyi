@@ -9,3 +9,4 @@ from .process_group import ReducingGroup as ReducingGroup
 from .process_group import collectives_of as collectives_of
 from .process_group import maximum_over as maximum_over
 from .process_group import register_capture as register_capture
+from .process_group import summed_and_normed as summed_and_normed

@@ -21,9 +21,20 @@ from threading import Thread
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
+from qload import devices
 from qload.errors import ArgumentError, LostRankError, QloadError, checked
 from qload.lazy_torch import Tensor, torch
-from qload.parallel.process_group import ALONE, ProcessGroup, Rank, collectives_of, release_captures
+from qload.parallel.peers import connect_peers
+from qload.parallel.process_group import (
+    ALONE,
+    Collectives,
+    ProcessGroup,
+    Rank,
+    collectives_of,
+    release_captures,
+    torch_group,
+    with_peers,
+)
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -283,15 +294,17 @@ def _read_number(environment: Mapping[str, str], name: str) -> int:
 class Interrupt:
     """Context in which any thread can raise an error in the main thread.
 
-    A signal ends waiting in Python. A main thread in native code, such as an NCCL collective, cannot be
-    reached; then the error is logged and the process exits. SIGTERM, with which launchers end the remaining
-    ranks, waits until the error has propagated. ArgumentError outside of the main thread.
+    A signal ends waiting in Python. Native code is first ended by the calls of `before_raising`; if the main
+    thread cannot be reached nevertheless, the error is logged and the process exits. SIGTERM, with which
+    launchers end the remaining ranks, waits until the error has propagated. ArgumentError outside of the main
+    thread.
     """
 
     def __init__(self) -> None:
         self.error: QloadError | None = None
         self._error_time = 0.0
         self._has_error, self._finished = threading.Event(), threading.Event()
+        self.before_raising: list[Callable[[], object]] = []  # calls that end waits in native code
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -338,6 +351,9 @@ class Interrupt:
         self._has_error.wait(seconds)
 
     def _signal_main_thread(self) -> None:
+        for call in self.before_raising:
+            with suppress(RuntimeError):  # the wait ended meanwhile
+                call()
         main = threading.main_thread().ident
         if main is not None and not self._finished.is_set():
             signal.pthread_kill(main, WAKE_SIGNAL)
@@ -366,8 +382,8 @@ def joined_world(
     """Join the world of this process, launched by torchrun or by hand, as a process group.
 
     Within the block the ranks watch each other. If one fails with an error of qload, all others raise the
-    same error; if one dies, they raise LostRankError, at once and during any wait. A main thread in native
-    code cannot raise; its process logs the error and exits after some seconds.
+    same error; if one dies, they raise LostRankError, at once and during any wait. A main thread that cannot
+    be reached in native code does not raise; its process logs the error and exits after some seconds.
 
     The group ends with the block: the CUDA graphs of engines are freed, and a later call of an engine or a
     model raises ArgumentError. Within the block `torch.distributed.group.WORLD` is the group of the world.
@@ -408,8 +424,14 @@ def _join_world(launch: LaunchedRank, device: torch.device, timeout_s: float) ->
         watchdog = RankWatchdog(launch.rank(), launch.size(), interrupt.raise_in_main_thread)
         group = _create_group(launch, device, watchdog, timeout_s)
         cause: BaseException | None = LostRankError(launch.rank(), launch.size(), "it was interrupted")
+        peers = None
         try:
-            yield group
+            if device.type == "cuda":
+                peers = connect_peers(group, device)
+                interrupt.before_raising += _waits_of(group, peers)
+            yield with_peers(group, peers)
+            if peers is not None:
+                _end_sums(group, device)
             cause = None
         except BaseException as error:
             cause = _root_cause(error, interrupt)
@@ -419,15 +441,30 @@ def _join_world(launch: LaunchedRank, device: torch.device, timeout_s: float) ->
         finally:
             interrupt.finish()
             watchdog.end(cause)
+            if peers is not None:
+                peers.close()
             if cause is None:
                 interrupt.restore_signals()
                 release_captures()
                 torch.distributed.destroy_process_group()
 
 
+def _waits_of(group: Collectives, peers: devices.PeerSums | None) -> list[Callable[[], object]]:
+    """Calls that end the waits for a lost rank on a GPU."""
+    backend: Any = torch_group(group)._get_backend(torch.device("cuda"))
+    return [backend.abort] if peers is None else [peers.stop, backend.abort]
+
+
+def _end_sums(group: Collectives, device: torch.device) -> None:
+    """Wait until no rank uses the memory of another one."""
+    release_captures()
+    torch.cuda.synchronize(device)
+    group.gathered(torch.zeros(1))
+
+
 def _create_group(
     launch: LaunchedRank, device: torch.device, watchdog: RankWatchdog, timeout_s: float
-) -> ProcessGroup:
+) -> Collectives:
     """Connect the watchdogs of all ranks and create their group; LostRankError if a rank is missing."""
     distributed, timeout = torch.distributed, timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Barrier, BrokenBarrierError
 from typing import Protocol, TypeVar, runtime_checkable
 
+from qload import devices
 from qload.errors import ArgumentError, LostRankError, check_fields, checked
 from qload.lazy_torch import Tensor, torch
 
@@ -130,6 +131,7 @@ class _TorchCollectives(Rank):
     """
 
     alive: weakref.ref[torch.distributed.ProcessGroup]
+    peers: devices.PeerSums | None = None  # of GPUs that write to each other's memory
 
     @property
     def group(self) -> torch.distributed.ProcessGroup:
@@ -140,8 +142,9 @@ class _TorchCollectives(Rank):
         return group
 
     def summed(self, values: Tensor) -> Tensor:
-        """Sum by `all_reduce`, with equal results on every rank."""
-        return self._reduce(values, torch.distributed.ReduceOp.SUM)
+        """Sum by a kernel of connected GPUs, or by `all_reduce`, with equal results on every rank."""
+        found = None if self.peers is None else self.peers.summed(values)
+        return self._reduce(values, torch.distributed.ReduceOp.SUM) if found is None else found
 
     def maximum(self, values: Tensor) -> Tensor:
         """Reduce by `all_reduce`."""
@@ -174,6 +177,22 @@ class _TorchCollectives(Rank):
 
     def __deepcopy__(self, memo: object) -> _TorchCollectives:
         return self
+
+
+def with_peers(ranks: Collectives, peers: devices.PeerSums | None) -> Collectives:
+    """Return the collectives of a group of torch.distributed whose sums use connected GPUs."""
+    return replace(ranks, peers=peers) if isinstance(ranks, _TorchCollectives) else ranks
+
+
+def summed_and_normed(
+    ranks: Collectives, values: Tensor, x: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor] | None:
+    """Return x plus the sum of `values` (..., H) over `ranks`, and its RMS norm, from one kernel.
+
+    None without such a kernel. `weight` (H,), `eps`: of the norm. The sum has the bits of `ranks.summed`.
+    """
+    peers = ranks.peers if isinstance(ranks, _TorchCollectives) else None
+    return None if peers is None else peers.summed_and_normed(values, x, weight, eps)
 
 
 @checked

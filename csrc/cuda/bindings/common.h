@@ -58,5 +58,6 @@ void add_quantize(py::module_& module);
 void add_linears(py::module_& module);
 void add_experts(py::module_& module);
 void add_steps(py::module_& module);
+void add_peers(py::module_& module);
 
 }  // namespace qload::cuda
