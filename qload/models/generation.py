@@ -17,7 +17,7 @@ CPU and on a GPU, and sums are float64.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, count, repeat, takewhile
 from random import Random
 from typing import Any, NamedTuple
 
@@ -26,8 +26,9 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, check_fields, checked
 from qload.kernels.scratch import warm_up
+from qload.models.config import TextConfig
 from qload.models.decoder import Decoder
-from qload.models.kv_cache import PagedCache, PageTable, Step
+from qload.models.kv_cache import PADDING_PAGE, PagedCache, PageTable, Step
 from qload.parallel import ALONE, Collectives, collectives_of, register_capture
 
 log: logging.Logger = logging.getLogger("qload")
@@ -35,7 +36,25 @@ log: logging.Logger = logging.getLogger("qload")
 NOT_FINITE = -1  # the id chosen from logits whose largest is not finite
 # torch allocates tensors up to this size from separate blocks; a step has fewer than this many alive at once.
 SMALL_TENSOR_BYTES, MAX_SMALL_TENSORS = 1 << 20, 32
+MIN_GRAPH_TOKENS, MAX_GRAPH_TOKENS = (
+    64,
+    1024,
+)  # of a prompt; for longer ones the device takes longer than the host
 GRAPH_WARM_UPS = 2  # runs before a capture, for allocations that only a first call makes
+
+
+def prompt_sizes(config: TextConfig, longest: int) -> list[int]:
+    """Tokens of the prompts with a graph, in ascending order; each is at most 1.5 times the one before.
+
+    `longest`: tokens of the longest prompt. None for models with experts, as their host chooses kernels.
+    """
+    if config.sparse_layers:
+        return []
+    sizes = {longest} if longest >= MIN_GRAPH_TOKENS else set()
+    for size in takewhile(longest.__gt__, (MIN_GRAPH_TOKENS << n for n in count())):
+        sizes |= {size, size * 3 // 2}
+    return sorted(size for size in sizes if size <= min(longest, MAX_GRAPH_TOKENS))
+
 
 StepCall = Callable[..., tuple[Tensor, ...]]
 
@@ -220,6 +239,16 @@ class StepGraph:
         return tuple(tensor.clone() for tensor in self._outputs)
 
 
+def pad_prompt(size: int, ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Repeat the last of a prompt's tokens, `ids` (T,) at `places` (2, T), up to `size` tokens.
+
+    Repetitions have its position, and so its outputs, but write to the padding page.
+    """
+    more = size - len(ids)
+    last = torch.tensor([[int(places[0, -1])], [PADDING_PAGE]])  # position; the first slot of the page
+    return torch.cat([ids, ids[-1:].expand(more)]), torch.cat([places, last.expand(2, more)], 1)
+
+
 def pin(tensor: Tensor) -> Tensor:
     """Copy a host tensor to pinned memory, for a copy to the device that the host does not wait for.
 
@@ -257,7 +286,7 @@ class Engine:
     page_size
         Tokens of a page of the cache.
     graphs
-        Whether `warm_up` captures decode steps in CUDA graphs; None: on a CUDA device.
+        Whether `warm_up` captures decode steps and prompts in CUDA graphs; None: on a CUDA device.
     """
 
     @checked
@@ -296,21 +325,26 @@ class Engine:
         self._max_prompt_tokens = max_tokens
         self._use_graphs = self.device.type == "cuda" if graphs is None else graphs
         self._graphs: dict[int, StepGraph] = {}
+        self._prompt_graphs: dict[int, StepGraph] = {}  # by tokens
         self.runs_ahead: bool = self.device.type == "cuda"  # starts a step before the host reads its tokens
 
     @checked
     def warm_up(self, prompt_tokens: int) -> None:
         """Allocate all memory: run the longest prompt, shorter ones, and a step of each number of sequences.
 
-        Drops all sequences. Afterwards a prompt may have `prompt_tokens` tokens at most, and on a CUDA device
-        decode steps are graphs. ArgumentError for more tokens than a sequence may have.
+        Drops all sequences. Afterwards a prompt may have `prompt_tokens` tokens at most. On a CUDA device decode
+        steps are graphs, and, in models without experts, prompts of up to `MAX_GRAPH_TOKENS` tokens.
+        ArgumentError for more tokens than a sequence may have.
         """
         if not 1 <= prompt_tokens <= self.max_tokens:
             raise ArgumentError("prompt_tokens", f"1 to {self.max_tokens}", str(prompt_tokens))
         self._max_prompt_tokens = prompt_tokens
         warm_up(self.model, max(prompt_tokens, self.max_sequences))
-        if self._use_graphs:
-            for count in range(self.max_sequences, 0, -1):  # the largest first: the others fit its memory
+        if self._use_graphs:  # the largest first: the others fit its memory
+            self._prompt_graphs = {}
+            for size in prompt_sizes(self.model.config, prompt_tokens)[::-1]:
+                self._capture_prompt(size)
+            for count in range(self.max_sequences, 0, -1):
                 self._capture(count)
         logits = self._warm_up_prefill(prompt_tokens)
         for count in range(1, self.max_sequences + 1):
@@ -319,7 +353,8 @@ class Engine:
             self._choose(self._decode_step([0] * count, range(count)), DRAWING, [0.0] * count)
             del previous
         self.reset()
-        log.info("warm: prompts of %d tokens, %d graphs", prompt_tokens, len(self._graphs))
+        graphs = len(self._graphs) + len(self._prompt_graphs)
+        log.info("warm: prompts of %d tokens, %d graphs", prompt_tokens, graphs)
 
     def _warm_up_prefill(self, size: int) -> Tensor:
         """Run prompts of `size` tokens and of fewer, with the logits of all other prompts alive."""
@@ -328,13 +363,18 @@ class Engine:
             for _ in range(MAX_SMALL_TENSORS)
         ]
         del spare  # a tensor of a shorter prompt may be small where that of the longest is not
-        logits = self.prefill([0])
+        logits = self._warm_up_prompt(1)
         others = [torch.zeros_like(logits) for _ in range(self.max_sequences - 1)]
         while size:
-            logits = self.prefill([0] * size)
+            logits = self._warm_up_prompt(size)
             size //= 2
         self._choose(StepOutput(torch.cat([logits, *others])), DRAWING, [0.0] * self.max_sequences)
         return logits
+
+    def _warm_up_prompt(self, size: int) -> Tensor:
+        """Run a prompt of `size` tokens without a graph, as one of embeddings."""
+        self._drop(0)
+        return self.run(torch.zeros(size, dtype=torch.int64), *self.places([0], size))
 
     def reset(self) -> None:
         """Drop all sequences."""
@@ -364,7 +404,7 @@ class Engine:
         self._check_sequences([sequence], 1)
         self._drop(sequence)
         if embeddings is None:
-            return self._run_next(torch.tensor([*ids]), [sequence]).logits
+            return self._run_prompt(torch.tensor([*ids]), sequence)
         return self._run_embedded(embeddings, *self.places([sequence], len(ids)))
 
     @checked
@@ -383,6 +423,19 @@ class Engine:
             if self._table.length(sequence) == self.max_tokens:
                 raise ArgumentError("ids", f"at most {self.max_tokens} tokens per sequence", "one more")
         return self._run_next(torch.tensor([*ids]), sequences)
+
+    def _run_prompt(self, ids: Tensor, sequence: int) -> Tensor:
+        """Run the prompt `ids` (T,) of a sequence, in the smallest graph for as many tokens: (1, vocab)."""
+        sizes = [size for size in self._prompt_graphs if size >= len(ids) > 1]
+        if not sizes:
+            return self._run_next(ids, [sequence]).logits
+        size = min(sizes)
+        places, pages = self.places([sequence], len(ids), self._prompt_pages(size))
+        return self._prompt_graphs[size](*pad_prompt(size, ids, places), pages)[0]
+
+    def _prompt_pages(self, size: int) -> int:
+        """Pages of a prompt of `size` tokens."""
+        return -(-size // self._table.page_size)
 
     def _run_next(self, ids: Tensor, sequences: Sequence[int]) -> StepOutput:
         """Run equally many new tokens of each of S sequences, `ids` (T,) on any device."""
@@ -507,9 +560,24 @@ class Engine:
         """Capture the graph of a step of `count` sequences."""
         self._fill(count)
         inputs = torch.zeros(count, dtype=torch.int64), *self.places(range(count), 1, self.width)
-        other = next(iter(self._graphs.values()), None)
-        on_device = [tensor.to(self.device) for tensor in inputs]
-        self._graphs[count] = StepGraph(self._run_and_choose, on_device, other)
+        self._graphs[count] = self._record(self._run_and_choose, inputs)
+
+    def _capture_prompt(self, size: int) -> None:
+        """Capture the graph of a prompt of `size` tokens."""
+        self.reset()
+        inputs = torch.zeros(size, dtype=torch.int64), *self.places([0], size, self._prompt_pages(size))
+        self._prompt_graphs[size] = self._record(self._run_padded, inputs)
+
+    def _record(self, step: StepCall, inputs: Sequence[Tensor]) -> StepGraph:
+        other = next(chain(self._prompt_graphs.values(), self._graphs.values()), None)
+        return StepGraph(step, [tensor.to(self.device) for tensor in inputs], other)
+
+    def _run_padded(self, ids: Tensor, places: Tensor, pages: Tensor) -> tuple[Tensor, ...]:
+        """`run` a padded prompt."""
+        logits = self.run(ids, places, pages)
+        for cells in (self.cache.keys, self.cache.values):
+            cells[:, PADDING_PAGE].zero_()  # a mask would not hide a NaN from the next sequence
+        return (logits,)
 
     def _run_and_choose(self, ids: Tensor, places: Tensor, pages: Tensor) -> tuple[Tensor, ...]:
         """`run`, and the ids (S,) of the largest logits."""

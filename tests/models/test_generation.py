@@ -1,15 +1,17 @@
 """Prompts are continued as one pass over the whole text says, whatever the pages; memory stays as it is."""
 
 import weakref
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 from qload import ArgumentError, FakeWorld
-from qload.models import Decoder, Engine, PagedCache, Sampler, Step, load_model
-from qload.models.generation import StepOutput
+from qload.models import Decoder, Engine, PagedCache, Sampler, Step, generation, load_model
+from qload.models.generation import StepOutput, prompt_sizes
+from qload.models.kv_cache import PADDING_PAGE
 from qload.parallel import ALONE, ProcessGroup
 from tests.models import drawn
 
@@ -98,6 +100,63 @@ def test_an_engine_that_runs_ahead_of_the_host_writes_the_same(sampler: Sampler)
     assert steps == list(engine.stream(prompts, 8, sampler))
     assert len({len(step) for step in steps}) > 1
     assert ahead.generate(PROMPT, 8, sampler) == engine.generate(PROMPT, 8, sampler)
+
+
+class Eager:
+    """A graph that runs its step; `sizes`: tokens of each call."""
+
+    sizes: ClassVar[list[int]] = []
+
+    def __init__(self, step: Any, inputs: Any, other: Any) -> None:
+        self.step, self.shapes = step, [each.shape for each in inputs]
+        step(*inputs)
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        assert [each.shape for each in inputs] == self.shapes
+        self.sizes.append(len(inputs[0]))
+        return self.step(*inputs)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    monkeypatch.setattr(generation, "StepGraph", Eager)
+    monkeypatch.setattr(generation, "MIN_GRAPH_TOKENS", 4)
+    monkeypatch.setattr(generation, "MAX_GRAPH_TOKENS", 12)
+    monkeypatch.setattr(Eager, "sizes", found := [])
+    return found
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+@pytest.mark.parametrize("kind", drawn.OWN)
+def test_a_prompt_in_a_graph_of_more_tokens_is_continued_as_without_one(
+    kind: str, page_size: int, eager: list[int]
+) -> None:
+    model = tiny(kind=kind)
+    engine = Engine(model, max_tokens=14, max_sequences=2, page_size=page_size, graphs=True)
+    engine.warm_up(13)
+    dense = not model.config.sparse_layers
+    for length, size in ((1, 1), (2, 4), (4, 4), (5, 6), (9, 12), (13, 0)):
+        eager.clear()
+        prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9][:length]
+        assert engine.generate(prompt, 1) == written(model, prompt, 1, Sampler())
+        assert eager == [each for each in [size] if each and (dense or each == 1)]
+        for cells in (engine.cache.keys, engine.cache.values):
+            assert not cells[:, PADDING_PAGE].any()
+
+
+@pytest.mark.parametrize(
+    ("longest", "sizes"),
+    [
+        (63, []),
+        (64, [64]),
+        (100, [64, 96, 100]),
+        (512, [64, 96, 128, 192, 256, 384, 512]),
+        (1025, [64, 96, 128, 192, 256, 384, 512, 768, 1024]),
+    ],
+)
+def test_a_graph_has_at_most_half_more_tokens_than_the_one_before(longest: int, sizes: list[int]) -> None:
+    assert prompt_sizes(tiny().config, longest) == sizes
+    assert prompt_sizes(replace(tiny().config, sparse_layers=frozenset({1})), longest) == []
 
 
 def test_rows_of_what_a_step_made_keep_the_ids_that_its_graph_chose() -> None:

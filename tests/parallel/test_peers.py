@@ -1,7 +1,8 @@
 """Sums over connected GPUs: who is connected, which tensors a kernel takes, and what else sums the others."""
 
+import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,7 @@ class Machine:
     without: set[int] = field(default_factory=set)  # ranks without a module
     refusing: set[int] = field(default_factory=set)  # ranks that cannot open memory
     created: dict[int, Memory] = field(default_factory=dict)
+    own: Any = field(default_factory=threading.local)  # the rank of a thread
 
     def memory(self, rank: int, world: int) -> Memory:
         if rank in self.without:
@@ -70,12 +72,13 @@ class Machine:
         self.created[rank].refusal = "no access" if rank in self.refusing else None
         return self.created[rank]
 
+    def properties(self, device: torch.device) -> Any:
+        return SimpleNamespace(uuid=self.cards[self.own.rank])
+
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    made, module = Machine(), Any
-    memory: Any = SimpleNamespace(most_ranks=Memory.most_ranks)
-    memory.__call__ = made.memory
+    made = Machine()
 
     class Created:
         most_ranks = Memory.most_ranks
@@ -84,21 +87,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
             return made.memory(rank, world)
 
     module = SimpleNamespace(PeerMemory=Created)
-    own = threading.local()
     monkeypatch.setattr(cuda_peers, "module", lambda: module)
     monkeypatch.setattr(cuda_peers, "runs_on", lambda module, device: True)
-    monkeypatch.setattr(peers.platform, "node", lambda: made.nodes[own.rank])
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=made.cards[own.rank])
-    )
+    monkeypatch.setattr(peers.platform, "node", lambda: made.nodes[made.own.rank])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", made.properties)
     monkeypatch.setattr(peers, "BOOT_FILE", peers.Path("/no such file"))
-    made.own = own  # type: ignore[attr-defined]
     return made
 
 
 def connected(machine: Machine) -> list[PeerSums | None]:
     def work(group: Collectives) -> PeerSums | None:
-        machine.own.rank = group.rank()  # type: ignore[attr-defined]
+        machine.own.rank = group.rank()
         return peers.connect_peers(group, CPU)
 
     return FakeWorld(WORLD).run(work)
@@ -132,9 +131,9 @@ def test_no_rank_is_connected_unless_all_are(machine: Machine, change: dict[str,
 
 
 @pytest.fixture
-def sums(monkeypatch: pytest.MonkeyPatch) -> Iterator[PeerSums]:
+def sums(monkeypatch: pytest.MonkeyPatch) -> PeerSums:
     monkeypatch.setattr(cuda_peers, "stream", lambda tensor: 7)
-    yield PeerSums(Memory(0, 2), CPU)
+    return PeerSums(Memory(0, 2), CPU)
 
 
 def half(*shape: int) -> Tensor:
@@ -257,14 +256,18 @@ def test_a_group_without_connected_gpus_is_returned_as_it_is() -> None:
 
 
 def test_waits_of_a_gpu_end_before_the_error_of_another_rank_is_raised() -> None:
-    ended = threading.Event()
+    ended, before = threading.Event(), signal.getsignal(signal.SIGTERM)
 
     def fail() -> None:
         raise RuntimeError("no wait")
 
-    calls: list[Callable[[], object]] = [fail, ended.set]
-    with pytest.raises(LostRankError, match="rank 1 of 2"), Interrupt() as interrupt:
-        interrupt.before_raising += calls
-        interrupt.raise_in_main_thread(LostRankError(1, 2, "gone"))
-        while True:
-            assert ended.wait(60)
+    def wait() -> None:
+        with Interrupt() as interrupt:
+            interrupt.before_raising += [fail, ended.set]
+            interrupt.raise_in_main_thread(LostRankError(1, 2, "gone"))
+            time.sleep(600)
+
+    with pytest.raises(LostRankError, match="rank 1 of 2"):
+        wait()
+    assert ended.is_set()
+    signal.signal(signal.SIGTERM, before)
