@@ -332,8 +332,8 @@ class Engine:
     def warm_up(self, prompt_tokens: int) -> None:
         """Allocate all memory: run the longest prompt, shorter ones, and a step of each number of sequences.
 
-        Drops all sequences. Afterwards a prompt may have `prompt_tokens` tokens at most. On a CUDA device decode
-        steps are graphs, and, in models without experts, prompts of up to `MAX_GRAPH_TOKENS` tokens.
+        Drops all sequences. Afterwards a prompt may have `prompt_tokens` tokens at most. On a CUDA device,
+        decode steps are graphs, and, in models without experts, prompts of up to `MAX_GRAPH_TOKENS` tokens.
         ArgumentError for more tokens than a sequence may have.
         """
         if not 1 <= prompt_tokens <= self.max_tokens:

@@ -442,6 +442,7 @@ def _join_world(launch: LaunchedRank, device: torch.device, timeout_s: float) ->
             interrupt.finish()
             watchdog.end(cause)
             if peers is not None:
+                peers.stop()  # after an error, kernels may wait for ranks that do not come
                 peers.close()
             if cause is None:
                 interrupt.restore_signals()

@@ -8,6 +8,7 @@ out without an error: its load reads it again, and raises in its own words.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -525,16 +526,15 @@ class Prefetcher:
         rest = {key: pairs for key, (pairs, _) in wanted.items()}
         if self.native is None:
             return rest
-        takes_gaps = isinstance(self.native.threads, devices.CudaFileReader)
-        moves = dict[Key, FileMoveRequest]()
-        for key, pairs in rest.items():
-            place = self.native.files.ranges.of_runs(key[0], pairs)
-            if place is None:
-                continue
-            source, count, distance = place
-            if count == 1 or (takes_gaps and source.nbytes // count >= MIN_RUN_BYTES):
-                target = prefetch.tensors[key]
-                moves[key] = FileMoveRequest(source, target, runs=count, distance=distance)
+        least = MIN_RUN_BYTES if isinstance(self.native.threads, devices.CudaFileReader) else sys.maxsize
+        places = {key: self.native.files.ranges.of_runs(key[0], pairs) for key, pairs in rest.items()}
+        moves = {
+            key: FileMoveRequest(
+                place.range, prefetch.tensors[key], runs=place.count, distance=place.distance
+            )
+            for key, place in places.items()
+            if place is not None and (place.count == 1 or place.range.nbytes // place.count >= least)
+        }
         job = self.native.begin(list(moves.values())) if moves else None
         if job is None:
             return rest

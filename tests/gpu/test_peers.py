@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.errors import ArgumentError
 from qload.kernels.cuda.decoder_ops import add_norm
 from qload.parallel import Collectives, collectives_of, joined_world, summed_and_normed
 from qload.testing import assert_same_bits
@@ -84,7 +85,15 @@ def killed(ranks: Any) -> None:
     time.sleep(60)
 
 
-WORKS = {work.__name__: work for work in (bits, replays, killed)}
+def raises(ranks: Any) -> None:
+    """Rank 0 raises an error while its GPU waits for rank 1."""
+    if ranks.rank():
+        time.sleep(60)
+    ranks.summed(torch.ones(1024, device="cuda").half())
+    raise ArgumentError("x", "one", "two")
+
+
+WORKS = {work.__name__: work for work in (bits, replays, killed, raises)}
 
 
 @pytest.mark.parametrize("work", ["bits", "replays"])
@@ -99,6 +108,14 @@ def test_a_rank_that_waits_on_the_gpu_for_a_killed_one_names_it(tmp_path: Path) 
 
     assert run.returncode != 0
     assert (tmp_path / "0").read_text() == "LostRankError: rank 1 of 2 is lost\n  reason   its process ended"
+
+
+def test_an_error_is_raised_on_both_ranks_while_a_gpu_waits(tmp_path: Path) -> None:
+    run = torchrun.ended(2, "-m", "tests.gpu.test_peers", "raises", str(tmp_path))
+
+    assert run.returncode != 0
+    texts = {(tmp_path / str(rank)).read_text() for rank in range(2)}
+    assert texts == {"ArgumentError: x\n  expected one\n  got      two"}
 
 
 def main(work: str, *folder: str) -> None:

@@ -3,6 +3,8 @@
 import signal
 import threading
 import time
+import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +91,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     module = SimpleNamespace(PeerMemory=Created)
     monkeypatch.setattr(cuda_peers, "module", lambda: module)
     monkeypatch.setattr(cuda_peers, "runs_on", lambda module, device: True)
+    monkeypatch.setattr(cuda_peers, "on_device", lambda device: nullcontext())
     monkeypatch.setattr(peers.platform, "node", lambda: made.nodes[made.own.rank])
     monkeypatch.setattr(torch.cuda, "get_device_properties", made.properties)
     monkeypatch.setattr(peers, "BOOT_FILE", peers.Path("/no such file"))
@@ -133,6 +136,7 @@ def test_no_rank_is_connected_unless_all_are(machine: Machine, change: dict[str,
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> PeerSums:
     monkeypatch.setattr(cuda_peers, "stream", lambda tensor: 7)
+    monkeypatch.setattr(cuda_peers, "on_device", lambda device: nullcontext())
     return PeerSums(Memory(0, 2), CPU)
 
 
@@ -218,17 +222,17 @@ def test_a_kernel_norms_rows_of_the_size_of_the_weight(
         assert (sizes, eps) == ((rows, size), 0.5)
 
 
-class Summing:
+class Summing(PeerSums):
     """Sums of a world of two whose other rank has twice the values."""
 
     def __init__(self, takes: bool) -> None:
-        self.takes = takes
+        self.does_sum = takes
 
     def summed(self, values: Tensor) -> Tensor | None:
-        return values * 3 if self.takes else None
+        return values * 3 if self.does_sum else None
 
     def summed_and_normed(self, values: Tensor, x: Tensor, weight: Tensor, eps: float) -> Any:
-        return (x + values * 3, weight) if self.takes else None
+        return (x + values * 3, weight) if self.does_sum else None
 
 
 @pytest.mark.parametrize("takes", [True, False])
@@ -236,8 +240,8 @@ def test_a_group_sums_by_connected_gpus_or_else_by_its_own_call(
     takes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_TorchCollectives, "_reduce", lambda self, values, operation: values * 5)
-    summing: Any = Summing(takes)
-    ranks = with_peers(_TorchCollectives(0, 2, lambda: None), summing)  # type: ignore[arg-type]
+    group = torch.distributed.ProcessGroup(0, 2)
+    ranks = with_peers(_TorchCollectives(0, 2, weakref.ref(group)), Summing(takes))
     values, norm = torch.ones(2, 8), Norm(torch.full((8,), 2.0), 1e-5)
 
     assert_same_bits(ranks.summed(values), values * (3 if takes else 5))
