@@ -5,6 +5,7 @@ ranks on the device; a CUDA graph may hold it.
 """
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class PeerSums:
 
     def __init__(self, native: Any, device: torch.device) -> None:
         self._native, self.device = native, device
-        self._is_open = True
+        self._is_open, self._lock = True, Lock()
 
     def takes(self, values: Tensor) -> bool:
         """Return whether a kernel sums such tensors; the same on every rank."""
@@ -88,13 +89,15 @@ class PeerSums:
 
     def stop(self) -> None:
         """End kernels that wait for a lost rank, from any thread; their results are undefined."""
-        if self._is_open:
-            self._native.stop()
+        with self._lock:
+            if self._is_open:
+                self._native.stop()
 
     def close(self) -> None:
         """Free the memory, once all ranks have ended their kernels."""
-        if self._is_open:
-            self._is_open = False
+        with self._lock:
+            was_open, self._is_open = self._is_open, False
+        if was_open:
             self._native.close()
 
 

@@ -337,6 +337,7 @@ class Interrupt:
     def finish(self) -> None:
         """Raise no more errors: the block ends."""
         self._finished.set()
+        self.before_raising.clear()  # which refer to the group
 
     def raise_in_main_thread(self, error: QloadError) -> None:
         """Raise `error` in the main thread; called from another thread."""

@@ -56,6 +56,8 @@ def replays(ranks: Any) -> None:
     """A graph of short and long sums is right in every replay, and NCCL sums between them."""
     short, long = torch.zeros(16, 8192, device="cuda").half(), torch.zeros(512, 4096, device="cuda").half()
     graph, wrong = torch.cuda.CUDAGraph(), torch.zeros((), dtype=torch.int64, device="cuda")
+    for values in (short, long):
+        ranks.summed(values)  # loads the kernel, which a capture must not
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         sums = [ranks.summed(short), ranks.summed(long), ranks.summed(short[:1]), ranks.summed(long[:99])]

@@ -226,6 +226,7 @@ class Summing(PeerSums):
     """Sums of a world of two whose other rank has twice the values."""
 
     def __init__(self, takes: bool) -> None:
+        super().__init__(Memory(0, 2), CPU)
         self.does_sum = takes
 
     def summed(self, values: Tensor) -> Tensor | None:
@@ -260,6 +261,7 @@ def test_a_group_without_connected_gpus_is_returned_as_it_is() -> None:
 
 
 def test_waits_of_a_gpu_end_before_the_error_of_another_rank_is_raised() -> None:
+    interrupts = list[Interrupt]()
     ended, before = threading.Event(), signal.getsignal(signal.SIGTERM)
 
     def fail() -> None:
@@ -267,6 +269,7 @@ def test_waits_of_a_gpu_end_before_the_error_of_another_rank_is_raised() -> None
 
     def wait() -> None:
         with Interrupt() as interrupt:
+            interrupts.append(interrupt)
             interrupt.before_raising += [fail, ended.set]
             interrupt.raise_in_main_thread(LostRankError(1, 2, "gone"))
             time.sleep(600)
@@ -274,4 +277,5 @@ def test_waits_of_a_gpu_end_before_the_error_of_another_rank_is_raised() -> None
     with pytest.raises(LostRankError, match="rank 1 of 2"):
         wait()
     assert ended.is_set()
+    assert interrupts[0].before_raising == []  # a reference would keep the threads of the group
     signal.signal(signal.SIGTERM, before)
