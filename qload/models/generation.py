@@ -36,17 +36,15 @@ log: logging.Logger = logging.getLogger("qload")
 NOT_FINITE = -1  # the id chosen from logits whose largest is not finite
 # torch allocates tensors up to this size from separate blocks; a step has fewer than this many alive at once.
 SMALL_TENSOR_BYTES, MAX_SMALL_TENSORS = 1 << 20, 32
-MIN_GRAPH_TOKENS, MAX_GRAPH_TOKENS = (
-    64,
-    1024,
-)  # of a prompt; for longer ones the device takes longer than the host
+MIN_GRAPH_TOKENS = 64  # of a prompt
+MAX_GRAPH_TOKENS = 1024  # with more, the device takes longer than the host
 GRAPH_WARM_UPS = 2  # runs before a capture, for allocations that only a first call makes
 
 
 def prompt_sizes(config: TextConfig, longest: int) -> list[int]:
     """Tokens of the prompts with a graph, in ascending order; each is at most 1.5 times the one before.
 
-    `longest`: tokens of the longest prompt. None for models with experts, as their host chooses kernels.
+    `longest`: tokens of the longest prompt. Models with experts have none, as the host chooses their kernels.
     """
     if config.sparse_layers:
         return []
