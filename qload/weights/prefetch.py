@@ -8,7 +8,6 @@ out without an error: its load reads it again, and raises in its own words.
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -526,12 +525,10 @@ class Prefetcher:
         rest = {key: pairs for key, (pairs, _) in wanted.items()}
         if self.native is None:
             return rest
-        least = MIN_RUN_BYTES if isinstance(self.native.threads, devices.CudaFileReader) else sys.maxsize
+        least = MIN_RUN_BYTES if isinstance(self.native.threads, devices.CudaFileReader) else float("inf")
         places = {key: self.native.files.ranges.of_runs(key[0], pairs) for key, pairs in rest.items()}
         moves = {
-            key: FileMoveRequest(
-                place.range, prefetch.tensors[key], runs=place.count, distance=place.distance
-            )
+            key: FileMoveRequest(place.range, prefetch.tensors[key], 8, (), place.count, place.distance)
             for key, place in places.items()
             if place is not None and (place.count == 1 or place.range.nbytes // place.count >= least)
         }
