@@ -106,7 +106,8 @@ class Decoder(nn.Module):
         step = step.begun()
         added: Tensor | None = None
         ranks: Collectives | None = None
-        for layer, block in enumerate(self.blocks):
+        blocks: Any = self.blocks
+        for layer, block in enumerate(blocks):
             x, added = block(x, step, cache, layer, added)
             ranks = block.ranks
         if added is None:

@@ -453,7 +453,8 @@ def _join_world(launch: LaunchedRank, device: torch.device, timeout_s: float) ->
 
 def _waits_of(group: Collectives, peers: devices.PeerSums | None) -> list[Callable[[], object]]:
     """Calls that end the waits for a lost rank on a GPU."""
-    backend: Any = torch_group(group)._get_backend(torch.device("cuda"))
+    known: Any = torch_group(group)
+    backend = known._get_backend(torch.device("cuda"))
     return [backend.abort] if peers is None else [peers.stop, backend.abort]
 
 
