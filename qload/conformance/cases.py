@@ -128,7 +128,8 @@ def _exhaustive(allowed: Contract, format: str, dtypes: tuple[str, ...]) -> Iter
             continue
         traits = Traits(format, bits, group, symmetric, order, zeros, variant)
         for dtype, size in product(dtypes, (SMALL, MAIN, ODD)):
-            yield _case(traits, dtype, size)
+            if size[0] % allowed.inputs == 0:
+                yield _case(traits, dtype, size)
         for world, split in product((2, 4), ("col", "row")):
             yield _case(traits, dtypes[0], MAIN, world, split)
 

@@ -73,7 +73,7 @@ class LinearChecks:
                 pytest.skip("float32 cannot sum values of this format exactly")
             for M in tokens:
                 with checks.error_prefix(f"M = {M}{self._rank_words(rank)}: "):
-                    checks.assert_are_sums(kernel, x[:M], want[:M])
+                    checks.assert_are_sums(kernel, x[:M], want[:M], weight)
 
     def stays_within_the_bound(self) -> dict[str, Any]:
         """Random numbers are within the bound; return the largest error in units of it."""

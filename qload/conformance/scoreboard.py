@@ -25,6 +25,7 @@ SUITES = {
     "ExpertsKernelSuite": "experts",
     "LoaderSuite": "loader",
     "PackerSuite": "packer",
+    "WriterSuite": "writer",
 }
 Word = Annotated[str, Field(max_length=200)]
 

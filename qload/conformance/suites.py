@@ -80,7 +80,11 @@ def _describe(suite: Suite) -> dict[str, str]:
     described = {"kind": kind, "subject": suite.subject or type(suite).__name__}
     if not suite.package:
         return described
-    return {**described, "package": suite.package, "version": metadata.version(suite.package)}
+    try:
+        version = metadata.version(suite.package)
+    except metadata.PackageNotFoundError:  # the test may skip
+        version = ""
+    return {**described, "package": suite.package, "version": version}
 
 
 def ask_support(suite: Suite, case: ConformanceCase) -> tuple[bool, str]:
@@ -426,3 +430,42 @@ class PackerSuite(Suite):
     def test_the_codes_are_left_alone(self, trial: CaseRun) -> None:
         """Packing does not write to its arguments: `trial`."""
         trial.check("the_codes_are_left_alone")
+
+
+class WriterSuite(Suite):
+    """Tests of a quantizer: its saved tensors mean the weight that it computed; derive from it.
+
+    Attributes
+    ----------
+    optional
+        Fields that `write` may leave out, such as `g_idx` of groups in order.
+
+    Examples
+    --------
+    >>> from qload.conformance import WriterSuite
+    >>> class TestMine(WriterSuite):
+    ...     format = "gptq"
+    ...     def write(self, weight, case):
+    ...         return my_quantizer(weight, case.bits, case.group_size)  # doctest: +SKIP
+    """
+
+    optional: ClassVar[tuple[str, ...]] = ("g_idx", "weight_g_idx")
+
+    @abstractmethod
+    def write(self, weight: Any, case: ConformanceCase) -> Any:
+        """Quantize a `weight` (N, K) as `case` states; return tensors by field, and their meaning (N, K)."""
+
+    @pytest.fixture
+    def trial(self, case: ConformanceCase, request: pytest.FixtureRequest) -> CaseRun:
+        """The run of the `case`."""
+        from qload.conformance.writer_checks import WriterChecks
+
+        return CaseRun(self, case, request, lambda case, device: WriterChecks(self, case))
+
+    def test_writes_what_it_means(self, trial: CaseRun) -> None:
+        """The saved tensors stand for the weight that the quantizer computed: `trial`."""
+        trial.check("writes_what_it_means")
+
+    def test_the_weight_is_left_alone(self, trial: CaseRun) -> None:
+        """Quantizing does not write to its argument: `trial`."""
+        trial.check("the_weight_is_left_alone")

@@ -71,6 +71,10 @@ FAULT_CLASSES: dict[str, str] = {
     "left-out": "zeros in place of numbers, in one rectangle: a tile was left out",
     "never-written": "NaN in place of numbers: memory that nothing was written to",
     "overflown": "infinities in place of numbers",
+    "inputs-int8": "inputs rounded to 8-bit integers, for a kernel of plain inputs",
+    "inputs-fp8": "inputs rounded to 8-bit floats, for a kernel of plain inputs",
+    "tokens": "results of some tokens alone: rows of x beyond a tile",
+    "rank-missing": "zeros in the place of a whole rank's share",
 }
 # Usual causes, by fault.
 CAUSES = {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qload.layouts import fp4, marlin
 from qload.layouts.packing import Order
+from qload.layouts.swizzle import plain_scales
 from qload.spec import Codes, Weight
 
 WORD_BITS = 32
@@ -305,6 +306,17 @@ def _reordered_scales(codes: Codes) -> Iterator[ReadingFault]:
         )
     if rows != codes.codes.shape[0]:
         return
+    if rows % 128 == 0 and columns % 4 == 0:
+        for change in (_swizzle, _unswizzle):
+            words = "scales in the order of 128 x 4 blocks (swizzled)"
+            yield _with_scales(codes, "scale-order", words, change)
+    if rows % 64 == 0:
+        for first, second, words in (
+            (marlin.SCALES_GROUPED, marlin.SCALES_PER_COLUMN, "of groups read as those of whole columns"),
+            (marlin.SCALES_PER_COLUMN, marlin.SCALES_GROUPED, "of whole columns read as those of groups"),
+        ):
+            both = partial(_in_orders, first, second)
+            yield _with_scales(codes, "scale-order", f"scales in Marlin's order {words}", both)
     for order, width, units in (
         (marlin.SCALES_GROUPED, 64, "of groups"),
         (marlin.SCALES_PER_COLUMN, 32, "of whole columns"),
@@ -312,6 +324,21 @@ def _reordered_scales(codes: Codes) -> Iterator[ReadingFault]:
         if rows % width == 0:
             words = f"scales in Marlin's order {units}"
             yield _with_scales(codes, "scale-order", words, partial(_in_order, order))
+
+
+def _swizzle(scales: Tensor) -> Tensor:
+    """Put scales (N, G) into the order of `qload.layouts.swizzle`, and read them in plain order."""
+    N, groups = scales.shape
+    return scales.reshape(N // 128, 4, 32, groups // 4, 4).permute(0, 3, 2, 1, 4).reshape(N, groups)
+
+
+def _unswizzle(scales: Tensor) -> Tensor:
+    plain: Tensor = plain_scales(scales.contiguous(), *scales.shape)
+    return plain
+
+
+def _in_orders(first: Order, second: Order, scales: Tensor) -> Tensor:
+    return _in_order(second, _in_order(first, scales))
 
 
 def _in_order(order: Order, scales: Tensor) -> Tensor:

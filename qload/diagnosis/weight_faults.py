@@ -8,7 +8,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from qload.diagnosis.comparison import Hypothesis, Tolerance, WeightComparison
+from qload.diagnosis.comparison import Hypothesis, Range, Tolerance, WeightComparison
 from qload.diagnosis.reading_faults import WORD_BITS, act_order_permutations
 
 MAX_BLOCKS = 64  # ranks or experts that are compared with each other
@@ -30,6 +30,10 @@ def misplaced_weights(comparison: WeightComparison, tolerance: Tolerance) -> Ite
     N, K = expected.shape
     if N == K:
         yield Hypothesis("transposed", f"({N}, {N}) transposed", lambda: expected.T)
+    elif N > 1 and K > 1:
+        text = f"({N}, {K}) read as ({K}, {N}), transposed"
+        yield Hypothesis("transposed", text, lambda: expected.T.reshape(N, K))
+        yield Hypothesis("transposed", text, lambda: expected.reshape(K, N).T)
     for size in TILE_SIZES:
         if not N % size and not K % size:
             text = f"tiles of {size} x {size} transposed"
@@ -218,6 +222,21 @@ def find_non_numbers(comparison: WeightComparison, wrong: Tensor) -> tuple[str, 
     if int(zeros.sum()) < max(MIN_ERRORS, MIN_KIND_SHARE * count) or not rows.numel():
         return None
     tile = comparison.got[int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
-    if int((tile == 0).sum()) >= MIN_KIND_SHARE * tile.numel():
-        return "left-out", "zeros where numbers belong: a tile was left out"
+    if int((tile == 0).sum()) < MIN_KIND_SHARE * tile.numel():
+        return None
+    ranges = ((int(rows[0]), int(rows[-1]) + 1), (int(columns[0]), int(columns[-1]) + 1))
+    if (rank := _missing_rank(comparison, ranges)) is not None:
+        return "rank-missing", f"zeros in the place of rank {rank}'s share"
+    return "left-out", "zeros where numbers belong: a tile was left out"
+
+
+def _missing_rank(comparison: WeightComparison, ranges: tuple[Range, Range]) -> int | None:
+    """Return the rank of several whose share covers the same ranges of outputs and inputs, or None."""
+    if comparison.rank is not None or comparison.world < 2:
+        return None
+    whole = tuple((0, size) for size in comparison.expected.shape)
+    for axis, (size, other) in enumerate(zip(comparison.expected.shape, (1, 0), strict=True)):
+        share, (start, stop) = size // comparison.world, ranges[axis]
+        if ranges[other] == whole[other] and start % share == 0 and stop - start == share:
+            return start // share
     return None

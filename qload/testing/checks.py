@@ -17,6 +17,7 @@ from torch import Tensor
 from qload.devices.tensors import dense
 from qload.diagnosis import Diagnosis, diagnose
 from qload.diagnosis.comparison import effective_weight
+from qload.diagnosis.product_faults import diagnose_product, diagnose_tokens, rounding_of_sums
 from qload.errors import ArgumentError
 from qload.formats import GPTQWeight
 from qload.kernels.bounds import Bounded, excess, of_linear
@@ -26,7 +27,8 @@ from qload.spec import Weight
 # Conventions of zero points stored minus one; they differ for zero points of 0.
 ZERO_CONVENTIONS = (StoredMinusOne(), StoredMinusOnePerField(), StoredMinusOneUnmasked())
 Kernel = Callable[[Tensor], Tensor]
-PLACE_FAULTS = ("inputs-shifted", "outputs-reversed")  # faults that exchanged tokens look like
+# Faults of the weight that exchanged tokens, or tokens with wrong results, look like.
+PLACE_FAULTS = ("inputs-shifted", "outputs-reversed", "left-out", "never-written")
 
 
 @contextmanager
@@ -86,6 +88,20 @@ class Misread(AssertionError):
         self.diagnosis = diagnosis
 
 
+class WrongProduct(AssertionError):
+    """The results of a kernel show a known fault.
+
+    Attributes
+    ----------
+    diagnosis
+        The fault of the product.
+    """
+
+    def __init__(self, text: str, diagnosis: Diagnosis) -> None:
+        super().__init__(f"{text}\n  cause     {diagnosis.sentence}")
+        self.diagnosis = diagnosis
+
+
 def assert_reads_back(
     kernel: Kernel,
     weight: Weight,
@@ -114,7 +130,7 @@ def assert_reads_back(
             )
         elif diagnosis.fault in PLACE_FAULTS and _token_order_matters(kernel, got):
             mixed = "what comes of a token depends on its place among the others"
-            diagnosis = replace(
+            diagnosis = diagnose_tokens((got != want).T[:256]) or replace(
                 diagnosis, fault=None, share=0.0, also=(), sentence=f"no fault of the weight: {mixed}"
             )
         convention = _other_zero_convention(weight, got, dtype)
@@ -190,11 +206,11 @@ def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M
     Raises ValueError for a weight with sums that float32 cannot represent exactly.
     """
     __tracebackhide__ = True
-    assert_are_sums(kernel, *exact_sums(weight, dtype, M))
+    assert_are_sums(kernel, *exact_sums(weight, dtype, M), weight)
 
 
-def assert_are_sums(kernel: Kernel, x: Tensor, want: Tensor) -> None:
-    """Assert that a `kernel` returns `want` (M, N) for `x` (M, K); zeros may have either sign."""
+def assert_are_sums(kernel: Kernel, x: Tensor, want: Tensor, weight: Weight) -> None:
+    """Assert that a `kernel` returns `want` (M, N) for `x` (M, K) times `weight`; zeros have either sign."""
     __tracebackhide__ = True
     got = kernel(x)
     assert (got.dtype, tuple(got.shape)) == (want.dtype, tuple(want.shape)), (
@@ -203,10 +219,13 @@ def assert_are_sums(kernel: Kernel, x: Tensor, want: Tensor) -> None:
     wrong = (got != want).nonzero()  # NaN differs from all
     if wrong.numel():
         m, n = wrong[0].tolist()
-        raise AssertionError(
+        text = (
             f"y[{m}, {n}] is {got[m, n]:g}, the exact sum is {want[m, n]:g}; "
             f"{wrong.shape[0]} of {got.numel()} differ, {_range(wrong, 'm', 'n')}"
         )
+        w = effective_weight(weight)
+        diagnosis = diagnose_product(x, w, got, got != want, rounding_of_sums(x, w, got.dtype))
+        raise AssertionError(text) if diagnosis is None else WrongProduct(text, diagnosis)
 
 
 def derived_bound(
@@ -286,10 +305,13 @@ def assert_within_bound(
     wrong = (~(error <= 1)).nonzero()
     if wrong.numel():
         m, n = wrong[0].tolist()
-        raise AssertionError(
+        text = (
             f"y[{m}, {n}] is {error[m, n]:g} times as far off as rounding can cost; "
             f"{wrong.shape[0]} of {error.numel()} are"
         )
+        bound = want.rounded_to(got.dtype).error
+        diagnosis = diagnose_product(x, effective_weight(weight), got, ~(error <= 1), lambda _: bound)
+        raise AssertionError(text) if diagnosis is None else WrongProduct(text, diagnosis)
     return float(error.max()) if error.numel() else 0.0
 
 

@@ -15,9 +15,13 @@ from qload.formats import (
     CTPackConfig,
     CTPackTensorConfig,
     Fp8Config,
+    GGUFConfig,
     GPTQConfig,
+    HQQConfig,
     Marlin24Config,
     MarlinConfig,
+    MLXConfig,
+    MLXFloatConfig,
     ModelOptAWQConfig,
 )
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
@@ -56,6 +60,10 @@ _CONFIGS: dict[str, Callable[[Traits], Config]] = {
         {"channel": (1, -1), "group": (1, 32)}.get(t.variant), t.bits, t.symmetric, static=False
     ),
     "modelopt_awq": lambda t: ModelOptAWQConfig(t.group_size, scaled_inputs=False),
+    "gguf": lambda t: GGUFConfig(t.variant),
+    "mlx": lambda t: MLXConfig(t.bits, t.group_size),
+    "mlx_float": lambda t: MLXFloatConfig("nvfp4" if t.variant == "nvfp4" else "mxfp4"),
+    "hqq": lambda t: HQQConfig(t.bits, t.group_size, compute_dtype=_dtype(t)),
 }
 
 

@@ -21,6 +21,8 @@ class Contract:
         Storage of zero points; "" for a format with a single one.
     variants
         Other properties of files; "" for none.
+    inputs
+        A divisor of the number of inputs for all variants; the common one needs no more than 32.
     """
 
     bits: tuple[int, ...] = (4,)
@@ -29,6 +31,7 @@ class Contract:
     act_order: tuple[bool, ...] = (False,)
     zeros: tuple[str, ...] = ("",)
     variants: tuple[str, ...] = ("",)
+    inputs: int = 1
 
     def common(self, format: str) -> "Traits":
         """Return the common traits of a `format`, supported by every kernel."""
@@ -46,7 +49,7 @@ class Contract:
 
     def _values(self) -> dict[str, tuple[Any, ...]]:
         """The values by name of the trait."""
-        return dict(zip(TRAITS, astuple(self), strict=True))
+        return dict(zip(TRAITS, astuple(self)[: len(TRAITS)], strict=True))
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class Traits:
         GPTQ: "v1" stores zero points minus one, "v2" unchanged; "wrapping" is v1 with zero points of 0,
         stored as the largest code.
     variant
-        The extent of a scale ("tensor", "channel", "block"), or "double" for quantized scales.
+        The extent of a scale ("tensor", "channel", "block"), "double" for quantized scales, ggml's type, or
+        MLX's mode.
     dtype
         Of activations, and of scales of 16 bits.
     """
@@ -105,6 +109,10 @@ TRAITS = ("bits", "group_size", "symmetric", "act_order", "zeros", "variant")  #
 WRAPPED = ("wrapping",)  # zero points that are never symmetric
 GROUPS = (128, 32, 64, -1)
 EIGHT_BITS = Contract(bits=(8,))
+GGML_TYPES = (
+    *("Q4_0", "Q8_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4"),
+)
 
 CONTRACTS: dict[str, Contract] = {
     "unquantized": Contract(bits=(16,)),
@@ -127,6 +135,10 @@ CONTRACTS: dict[str, Contract] = {
     "mxfp8": Contract(bits=(8,), groups=(32,)),
     "modelopt_awq": Contract(groups=(128, 32)),
     "modelopt_int8": EIGHT_BITS,
+    "gguf": Contract(variants=GGML_TYPES, inputs=256),
+    "mlx": Contract((4, 8, 2, 3, 5, 6), (64, 32, 128)),
+    "mlx_float": Contract(variants=("mxfp4", "nvfp4")),
+    "hqq": Contract((4, 8, 2), (64, 128)),
 }
 
 

@@ -195,7 +195,8 @@ def test_a_failure_names_the_smallest_case_that_fails_too(
 
     if failed is None:
         run.check("fits")
-        assert (name, report) == ("qload", {"case": case.id, "suite": "Sound", "size": case.N * case.K})
+        described = {"suite": "Sound", "kind": "LinearKernelSuite", "subject": "Sound"}
+        assert (name, report) == ("qload", {"case": case.id, **described, "size": case.N * case.K})
         return
     with pytest.raises(pytest.fail.Exception) as caught:
         run.check("fits")
@@ -204,7 +205,13 @@ def test_a_failure_names_the_smallest_case_that_fails_too(
     replay = str(caught.value).splitlines()[1].strip()
     tier = " --qload-tier=gpu" if inputs == 4096 else ""
     assert replay == f"replay    pytest 't.py::test[{failed}]'{tier}"
-    assert report == {"case": case.id, "suite": "Sound", "failure": text, "fault": None}
+    entries = {name: report[name] for name in ("case", "failure", "fault", "replay")}
+    assert entries == {
+        "case": case.id,
+        "failure": text,
+        "fault": None,
+        "replay": replay.removeprefix("replay").strip(),
+    }
 
 
 def test_the_smallest_case_is_one_that_the_subject_takes() -> None:

@@ -1,6 +1,7 @@
 """Faults planted in stored tensors and in products, without a thought of the diagnosis, are named."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,8 @@ def planted(name: str) -> Iterator[tuple[KernelFault, Diagnosis]]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "gptq-zeros" else pytest.mark.slow) for name in SOUND]
 )
-def test_planted_faults_are_named_and_none_is_called_another(name: str) -> None:
+def test_planted_faults_are_named_and_none_is_called_another(name: str, golden: Any) -> None:
+    """The golden text is the confusion matrix: a fault, its diagnosis, and classes with the same numbers."""
     found = list(planted(name))
     wrongly = {
         fault.name: told.fault
@@ -49,6 +51,7 @@ def test_planted_faults_are_named_and_none_is_called_another(name: str) -> None:
     assert wrongly == {}
     assert len(found) > 15
     assert len(unnamed) <= MOST_UNNAMED * len(found), unnamed
+    assert "\n".join(" ".join((fault.name, str(told.fault), *told.also)) for fault, told in found) == golden
 
 
 def test_every_class_that_a_planted_fault_claims_is_one() -> None:

@@ -55,8 +55,8 @@ FAULTS = (
     Fault(
         "few-tokens-alone",
         "qload/conformance/linear_checks.py",
-        "                    checks.assert_are_sums(kernel, x[:M], want[:M])\n",
-        "                    checks.assert_are_sums(kernel, x[:1], want[:1])\n",
+        "                    checks.assert_are_sums(kernel, x[:M], want[:M], weight)\n",
+        "                    checks.assert_are_sums(kernel, x[:1], want[:1], weight)\n",
     ),
     Fault(
         "loaders-may-cast",

@@ -14,6 +14,8 @@ class TestNF4(LinearKernelSuite):
     """Codes of two a byte, blocks that lie flat over the weight."""
 
     format = "bnb_nf4"
+    subject = "dequantize_4bit (nf4)"
+    package = "bitsandbytes"
 
     def pack(self, weight: Any) -> Any:
         block, kind, shape = weight.config.blocksize, weight.config.quant_type, weight.shape
@@ -34,12 +36,15 @@ class TestFP4(TestNF4):
     """The same of the other table."""
 
     format = "bnb_fp4"
+    subject = "dequantize_4bit (fp4)"
 
 
 class TestInt8(LinearKernelSuite):
     """w = code * SCB / 127."""
 
     format = "bnb_int8"
+    subject = "int8_vectorwise_dequant"
+    package = "bitsandbytes"
 
     def pack(self, weight: Any) -> Any:
         return weight.weight, weight.SCB

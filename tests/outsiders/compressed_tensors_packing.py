@@ -19,6 +19,8 @@ class TestPackToInt32(PackerSuite):
     """Codes are signed there, and offset by half their range in words."""
 
     format = "ct_pack"
+    subject = "pack_to_int32, unpack_from_int32"
+    package = "compressed-tensors"
 
     def pack(self, codes: Any, case: ConformanceCase) -> dict[str, Tensor]:
         half = 2 ** (case.bits - 1)
@@ -38,6 +40,8 @@ class TestDecompress(LinearKernelSuite):
     """What its compressor reads from the tensors of a layer, as a kernel that multiplies by it."""
 
     format = "ct_pack"
+    subject = "PackedQuantizationCompressor.decompress"
+    package = "compressed-tensors"
 
     def pack(self, weight: Any) -> Any:
         config, stored = weight.config, {**weight.fields(), "weight_shape": torch.tensor(weight.shape)}

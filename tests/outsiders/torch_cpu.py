@@ -12,6 +12,8 @@ class TestTorchInt4(LinearKernelSuite):
     """w = (code - 8) * scale + zero, in groups of 32 to 256 inputs in order; the zero is in x's type."""
 
     format = "gptq"
+    subject = "_weight_int4pack_mm_for_cpu"
+    package = "torch"
     dtypes = ("bfloat16", "float16")
 
     def pack(self, weight: Any) -> Any:
@@ -36,6 +38,8 @@ class TestTorchInt8(LinearKernelSuite):
     """w = code * scale, one scale an output."""
 
     format = "ct_int"
+    subject = "_weight_int8pack_mm"
+    package = "torch"
     dtypes = ("bfloat16",)
     scales = "bfloat16"
 

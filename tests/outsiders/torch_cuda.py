@@ -21,6 +21,7 @@ INNER_TILES = 8  # of 16 inputs, that a thread's words hold side by side
 class TestTinygemm(torch_cpu.TestTorchInt4):
     """w = (code - 8) * scale + zero, in groups of 32 to 256 inputs in order; both are bfloat16, as x is."""
 
+    subject = "_weight_int4pack_mm"
     dtypes = ("bfloat16",)
     scales = "bfloat16"
 

@@ -15,6 +15,8 @@ class TestConvertMoePackedTensors(LinearKernelSuite):
     """Blocks of 32 codes, (E, N, K / 32, 16) bytes, give (E, K, N) in bfloat16."""
 
     format = "ct_mxfp4"
+    subject = "convert_moe_packed_tensors"
+    package = "transformers"
     dtypes = ("bfloat16",)
 
     def pack(self, weight: Any) -> Any:

@@ -21,6 +21,8 @@ class TestGPTQPack(PackerSuite):
     """Words along K, and zero points, stored minus one, along N."""
 
     format = "gptq"
+    subject = "gptq_pack, pack_cols, unpack_cols"
+    package = "vllm"
 
     def pack(self, codes: Any, case: ConformanceCase) -> dict[str, Tensor]:
         stored = (codes.zeros.int() - int(case.zeros != "v2")) % 2**case.bits
@@ -43,6 +45,8 @@ class TestAWQPack(PackerSuite):
     """Words along N, even codes first."""
 
     format = "awq"
+    subject = "awq_pack"
+    package = "vllm"
 
     def pack(self, codes: Any, case: ConformanceCase) -> dict[str, Tensor]:
         packed = {"qweight": packers.awq_pack(codes.codes.T.contiguous(), case.bits, case.K, case.N)}
@@ -59,6 +63,8 @@ class TestGPTQToMarlin(LinearKernelSuite):
     """Symmetric codes, sorted by group, in Marlin's order; the emulated kernel sorts its inputs alike."""
 
     format = "gptq"
+    subject = "marlin_weights, marlin_permute_scales"
+    package = "vllm"
 
     def pack(self, weight: Any) -> Any:
         codes, K = weight.codes(), weight.shape[1]
@@ -88,6 +94,8 @@ class TestAWQToMarlin(TestGPTQToMarlin):
     """AWQ's zero points go from its words to Marlin's."""
 
     format = "awq"
+    subject = "awq_to_marlin_zero_points"
+    package = "vllm"
 
     def pack(self, weight: Any) -> Any:
         codes = weight.codes()

@@ -117,7 +117,7 @@ def test_symmetric_zero_points_that_wrap_are_refused() -> None:
     with pytest.raises(ArgumentError, match="False for zero points that wrap"):
         layer_of(Traits("gptq", 4, 32, zeros="wrapping"), 64, 128)
     with pytest.raises(ArgumentError, match="expected one of unquantized"):
-        layers("gguf")
+        layers("aqlm")
 
 
 @given(layers(GPTQWeight, st.just(GPTQConfig(bits=4, group_size=32, positional=True))))
