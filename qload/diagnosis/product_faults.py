@@ -21,11 +21,13 @@ def diagnose_product(
     `wrong`: places with a wrong result, bool (M, N); `error`: the largest error of results by their exact
     value, float64.
     """
-    count = int(wrong.sum())
-    for fault, text, inputs in rounded_inputs(x.double()) if count else ():
+    exact, count = x.double() @ weight.double().T, int(wrong.sum())
+    evident = ~((y.double() - exact).abs() <= error(exact))
+    enough = int(evident.sum()) >= MIN_ERRORS
+    for fault, text, inputs in rounded_inputs(x.double()) if enough else ():
         value = inputs @ weight.double().T
         close = (y.double() - value).abs() <= error(value)
-        share = min(float(close.double().mean()), float(close[wrong].double().mean()))
+        share = min(float(close.double().mean()), float(close[evident].double().mean()))
         if share >= MIN_SHARE:
             percent = f"{100 * share:.1f}".removesuffix(".0")
             sentence = f"{text}: explains {percent} % of {count} wrong results of {wrong.numel()}"

@@ -302,7 +302,7 @@ def _repeat_first_half(y: Tensor) -> Tensor:
     return y
 
 
-# Name, words, class, and change of the product.
+# Name, words, classes separated by a space, and change of the product.
 _PRODUCT_FAULTS: tuple[tuple[str, str, str, Callable[[Gemm, int], Gemm]], ...] = (
     ("gate-and-up", "the halves of outputs exchanged", "parts-exchanged", _outputs(_exchange_halves)),
     (
@@ -322,7 +322,7 @@ _PRODUCT_FAULTS: tuple[tuple[str, str, str, Callable[[Gemm, int], Gemm]], ...] =
     (
         "tokens-left-out",
         "all tokens but those of the first tile left out",
-        "left-out",
+        "left-out tokens",
         _outputs(_keep_first_tile),
     ),
     (
@@ -347,5 +347,8 @@ KERNEL_FAULTS: tuple[KernelFault, ...] = (
         KernelFault(name, words, tuple(classes.split()), change)
         for name, words, classes, change in _WEIGHT_FAULTS
     ),
-    *(KernelFault(name, words, (kind,), around=around) for name, words, kind, around in _PRODUCT_FAULTS),
+    *(
+        KernelFault(name, words, tuple(classes.split()), around=around)
+        for name, words, classes, around in _PRODUCT_FAULTS
+    ),
 )
