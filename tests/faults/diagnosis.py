@@ -35,8 +35,8 @@ FAULTS = (
     Fault(
         "scattered-zeros-are-a-tile",
         f"{_ALL}/weight_faults.py",
-        "if int((tile == 0).sum()) >= MIN_KIND_SHARE * tile.numel():",
-        "if True:",
+        "if int((tile == 0).sum()) < MIN_KIND_SHARE * tile.numel():",
+        "if False:",
     ),
     Fault(
         "planted-twice-is-once",
