@@ -219,7 +219,17 @@ def transformers(session: nox.Session) -> None:
     """Run models of transformers on qload, and compare tables, routing and experts, at one version."""
     keep_bytecode(session)
     install(session, "test", "transformers")
-    modules = ("tables", "routing", "experts", "types", "images", "generation", "logits", "published_names")
+    modules = (
+        "tables",
+        "damage",
+        "routing",
+        "experts",
+        "types",
+        "images",
+        "generation",
+        "logits",
+        "published_names",
+    )
     types = (f"tests/transformers/{name}.py" for name in modules)
     # in unit too
     quick = ("others", "settings", "adapters", "sharing", "mistakes", "files", "classes", "saving")
@@ -232,10 +242,11 @@ def transformers(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def tables(session: nox.Session) -> None:
-    """Fit the tables of types of model to transformers, and compare them with the file."""
+    """Fit the tables of types of model to transformers, compare them with the file, and try all types."""
     install(session, "test", "transformers")
     session.run("python", "-m", "tests.model_tables", "--check", *session.posargs)
     session.run("pytest", "tests/transformers/every_type.py", "-n", "2")
+    session.run("python", "-m", "tests.model_damage", *session.posargs)  # prints docs/types.md
 
 
 @nox.session(default=False)

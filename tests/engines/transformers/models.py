@@ -21,10 +21,11 @@ EAGER = {"attn_implementation": "eager"}
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint `path`, and a folder with the plain model that it means."""
+    """A checkpoint `path`, a folder with the plain model that it means, and the model's class."""
 
     path: Path
     means: Path
+    model_class: Any = theirs.AutoModelForCausalLM
 
     def load(self, **options: Any) -> Any:
         """The model on qload, its inputs as they come, in float32."""
@@ -33,9 +34,8 @@ class Stored:
 
     def plain(self) -> Any:
         """The model that it means."""
-        kind = theirs.AutoModelForCausalLM
         options = {"dtype": torch.float32, "experts_implementation": "eager", **EAGER}
-        return kind.from_pretrained(self.means, **options).eval()
+        return self.model_class.from_pretrained(self.means, **options).eval()
 
 
 def stored(kind: str, name: str, folder: Path, **said: Any) -> Stored:

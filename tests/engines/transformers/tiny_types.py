@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qload import open_checkpoint
 from tests.engines.transformers.models import Stored
-from tests.models.with_transformers.stored import FORMATS, GROUP
+from tests.model_tables.build import stored_name, transposed_names
+from tests.model_tables.tiny import fill
+from tests.models.with_transformers.stored import FORMATS, GROUP, Format, compressed, scales
 
 EXPERTS = 4
 PLAIN = ("embed", "lm_head", "conv", "wte", "norm", "router")
@@ -31,6 +33,9 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 96),
     "head_dim": 16,
     "moe_intermediate_size": 32,
     "expert_ffn_hidden_size": 32,
@@ -100,10 +105,12 @@ OWN: Mapping[str, dict[str, Any]] = {  # a type's own sizes; None: that of the c
             "glm4_moe_lite",
             "glm_moe_dsa",
             "kimi_linear",
+            "minicpm3",
+            "youtu",
         ),
         LATENT,
     ),
-    "longcat_flash": {**LATENT, "num_layers": 1, "qk_head_dim": 32, "head_dim": 16},
+    "longcat_flash": {**LATENT, "num_layers": 2, "qk_head_dim": 32, "head_dim": 16},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], **MAMBA},
     "jamba": {
         "layer_types": None,
@@ -118,6 +125,18 @@ OWN: Mapping[str, dict[str, Any]] = {  # a type's own sizes; None: that of the c
     },
     "flint": {"mlp_only_layers": [0], "layer_types": ["full_attention", "sliding_attention"]},
     "zaya": {"num_experts_per_tok": 1},
+    "bamba": {"attn_layer_indices": [1], **MAMBA},
+    "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 1, "chunk_size": 16},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "layer_types": None,
+        "mamba_d_state": 16,
+        "n_mamba_heads": 4,
+        "chunk_size": 16,
+        "adapter_rank": 16,
+    },
+    "codegen": {"rotary_dim": 8},
+    "gptj": {"rotary_dim": 8},
 }
 
 
@@ -134,26 +153,40 @@ def tiny_config(kind: str) -> Any:
 
 
 def tiny_model(config: Any, model_class: Any = AutoModelForCausalLM) -> Any:
-    """A model of random weights, such that outputs of all layers are of one size."""
-    model, draw = model_class.from_config(config), torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=draw) * parameter.shape[-1] ** -0.5)
+    """A model of random weights."""
+    model = model_class.from_config(config)
+    fill(model, 3)
     return model
 
 
 def stored_model(
-    model: Any, name: str, folder: Path, *, stacks: bool = False, also: Iterable[str] = ()
+    model: Any,
+    name: str,
+    folder: Path,
+    *,
+    stacks: bool = False,
+    also: Iterable[str] = (),
+    only: str = "",
 ) -> Stored:
-    """A model as a checkpoint in a format; `also`: parts of names of plain layers to quantize as well."""
-    form, draw = FORMATS[name], torch.Generator().manual_seed(1)
-    model.save_pretrained(folder / "plain")
+    """A model as a checkpoint in a format.
+
+    `also`: parts of names of plain layers to quantize as well. `only`: a part of the names of all layers to
+    quantize.
+    """
+    form, draw = {**FORMATS, "nvfp4": NVFP4}[name], torch.Generator().manual_seed(1)
+    if not (folder / "plain").exists():
+        model.save_pretrained(folder / "plain")
     means: dict[str, Tensor] = {}
     for file in (folder / "plain").glob("*.safetensors"):
         means |= load_file(file)
     config = json.loads((folder / "plain" / "config.json").read_text())
-    layers = [one.removesuffix(".weight") for one, each in means.items() if is_quantized(one, each, also)]
+    embeddings = embedding_names(model)
+    layers = [
+        one.removesuffix(".weight")
+        for one, each in means.items()
+        if is_quantized(one, each, also) and only in one and (one not in embeddings or also)
+    ]
+    turned = transposed_names(model)
     beyond = {one for one in means if config.get("zero_expert_num") and is_beyond(one)}
     layers = [prefix for prefix in layers if f"{prefix}.weight" not in beyond]
     tensors = {
@@ -162,7 +195,8 @@ def stored_model(
         if one not in beyond and one.removesuffix(".weight") not in layers
     }
     for prefix in layers:
-        fields = form.layer(*means[f"{prefix}.weight"].shape, draw)
+        shape = means[f"{prefix}.weight"].shape
+        fields = form.layer(*(shape[::-1] if f"{prefix}.weight" in turned else shape), draw)
         tensors |= {f"{prefix}.{field}": tensor for field, tensor in fields.items()}
     if stacks:
         for one in [one for one, each in tensors.items() if each.ndim == 3 and is_stack(one)]:
@@ -179,13 +213,42 @@ def stored_model(
         and each.dtype.is_floating_point
         and each.dtype.itemsize > 1
     )
+    plain = [name for name in plain if not any(f".{name}." in f"{prefix}." for prefix in layers)]
     key = "ignore" if form.section["quant_method"] == "compressed-tensors" else "modules_to_not_convert"
     section = {**form.section, key: plain}
-    write(folder / "stored", tensors, {**config, "quantization_config": section})
-    with open_checkpoint(folder / "stored") as weights:
-        means |= {f"{prefix}.weight": weights.get_weights(prefix).dequantize() for prefix in layers}
-    write(folder / "means", means, config)
-    return Stored(folder / "stored", folder / "means")
+    stored, plain_copy = folder / name / "stored", folder / name / "means"
+    write(stored, tensors, {**config, "quantization_config": section})
+    with open_checkpoint(stored) as weights:
+        for prefix in layers:
+            weight, one = weights.get_weights(prefix).dequantize(), f"{prefix}.weight"
+            means[one] = weight.T if one in turned else weight
+    write(plain_copy, means, config)
+    return Stored(stored, plain_copy, type(model))
+
+
+def embedding_names(model: Any) -> set[str | None]:
+    """Return the stored names of the head, and of matrices whose rows are looked up."""
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding)]
+    return {stored_name(model, each) for each in (*tables, model.get_output_embeddings()) if each is not None}
+
+
+def nvfp4(N: int, K: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+    """A layer in NVFP4, with a global scale of 2."""
+    codes = torch.randint(0, 256, (N, K // 2), generator=generator)
+    return {
+        "weight_packed": codes.to(torch.uint8),
+        "weight_scale": scales((N, K // GROUP), K, 1.5, generator, torch.float8_e4m3fn),
+        "weight_global_scale": torch.tensor([2.0]),
+    }
+
+
+NVFP4 = Format(
+    compressed(
+        "nvfp4-pack-quantized",
+        {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": GROUP},
+    ),
+    nvfp4,
+)
 
 
 @cache
@@ -223,7 +286,7 @@ def dequantized(layer: Mapping[str, Tensor]) -> Tensor:
 
 def write(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     """A checkpoint in one file."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))

@@ -27,7 +27,7 @@ def table() -> str:
         kinds.setdefault(tuple(cell(kind, name) for name in FORMATS), []).append(f"`{kind}`")
     rows = [[", ".join(names), "all", *cells] for cells, names in kinds.items()]
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"|{'|'.join(line)}|" for line in lines)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from qload.verify import verify
 from tests.verify.damage.model import Model
 
-Plant = Callable[[Model], None]
+Plant = Callable[[Model], object]
 
 
 def planted(sound: Model, plant: Plant) -> Model:

@@ -4,13 +4,20 @@ A function changes the model in place, or raises DoesNotApplyError with the reas
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 from qload import architecture_of
+from tests.verify.damage.any_type import (
+    Plant,
+    embedding_lost,
+    head_lost,
+    hidden_edited,
+    layer_lost,
+    layers_left_out,
+    vector_zero,
+    vocabulary_short,
+)
 from tests.verify.damage.model import DoesNotApplyError, Model
-
-Plant = Callable[[Model], None]
 
 
 def _known(model: Model) -> None:
@@ -44,28 +51,9 @@ def query_is_key(model: Model) -> None:
         model.tensors[name] = model.tensors[other].clone()
 
 
-def embedding_short(model: Model) -> None:
-    """An embedding of another vocabulary, of 64 tokens fewer."""
-    _known(model)
-    name = model.embedding()
-    model.tensors[name] = model.tensors[name][:-64].clone()
-
-
-def head_lost(model: Model) -> None:
-    _known(model)
-    if _text(model).get("tie_word_embeddings"):
-        raise DoesNotApplyError("the head is the embedding")
-    _without(model, ".lm_head.")
-
-
 def final_norm_lost(model: Model) -> None:
     _known(model)
     _without(model, ".model.norm.")
-
-
-def embedding_lost(model: Model) -> None:
-    _known(model)
-    _without(model, ".embed_tokens.")
 
 
 def queries_lost(model: Model) -> None:
@@ -80,11 +68,6 @@ def layers_lost(model: Model) -> None:
     _without(model, ".layers.")
 
 
-def last_layer_lost(model: Model) -> None:
-    _known(model)
-    _without(model, f".layers.{int(str(_text(model)['num_hidden_layers'])) - 1}.")
-
-
 def heads_edited(model: Model) -> None:
     """Twice as many heads."""
     _known(model)
@@ -96,37 +79,9 @@ def heads_edited(model: Model) -> None:
     text["num_attention_heads"] = 2 * int(str(text["num_attention_heads"]))
 
 
-def hidden_edited(model: Model) -> None:
-    _known(model)
-    text = _text(model)
-    text["hidden_size"] = 2 * int(str(text["hidden_size"]))
-
-
-def fewer_layers_declared(model: Model) -> None:
-    text = _text(model)
-    layers = int(str(text.get("num_hidden_layers", 0)))
-    if layers < 2:
-        raise DoesNotApplyError("no two layers")
-    if text.get("num_nextn_predict_layers"):
-        raise DoesNotApplyError("one layer more than declared is one that predicts further tokens")
-    text["num_hidden_layers"] = layers - 1
-    if isinstance(kinds := text.get("layer_types"), list):
-        text["layer_types"] = kinds[:-1]
-
-
-def norms_zero(model: Model) -> None:
-    """The norms of the last layer."""
-    last = f".layers.{int(str(_text(model).get('num_hidden_layers', 0))) - 1}."
-    norms = [name for name in model.tensors if last in name and name.endswith("layernorm.weight")]
-    if not norms:
-        raise DoesNotApplyError("no norms")
-    for name in norms:
-        model.tensors[name].zero_()
-
-
 PLANTS: tuple[Plant, ...] = (
-    query_is_key, embedding_short, head_lost, final_norm_lost, embedding_lost, queries_lost, layers_lost,
-    last_layer_lost, heads_edited, hidden_edited, fewer_layers_declared, norms_zero,
+    query_is_key, vocabulary_short, head_lost, final_norm_lost, embedding_lost, queries_lost, layers_lost,
+    layer_lost, heads_edited, hidden_edited, layers_left_out, vector_zero,
 )  # fmt: skip
 
 
