@@ -193,9 +193,11 @@ def is_usual_class(config: Mapping[str, Any]) -> bool:
     classes, model_type = config.get("architectures"), config.get("model_type")
     if not isinstance(classes, list) or not classes or not isinstance(model_type, str):
         return True
-    prefix = _letters(model_type.removesuffix("_text"))
+    prefix, table = _letters(model_type.removesuffix("_text")), find_table(model_type)
+    named = table.classes if table else ()
     return any(
-        isinstance(name, str) and name.endswith(CLASS_SUFFIXES) and _letters(name).startswith(prefix)
+        isinstance(name, str)
+        and (name in named or (name.endswith(CLASS_SUFFIXES) and _letters(name).startswith(prefix)))
         for name in classes
     )
 
@@ -463,7 +465,8 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture | None:
     assert table is not None
     sizes, notes = read_sizes(table, own_config)
     tied = bool(tie_of(config).tied) and table.ties
-    return Architecture(model_type, table, own_config, sizes, tied, has_head(config), notes)
+    headed = has_head(config) or (bool(table.classes) and is_usual_class(config))
+    return Architecture(model_type, table, own_config, sizes, tied, headed, notes)
 
 
 SHOWN = 8  # layer or expert numbers in a list
@@ -597,7 +600,10 @@ class Inventory:
         rows = [row for row in self.architecture.table.rows if "{expert}" in row.name]
         count = self.architecture.sizes.get("experts") or 0
         for layer in self._counted if rows else ():
-            needed = [row for row in rows if self.architecture.is_needed(row, layer)]
+            stored = bool(self._stored_experts[layer])
+            needed = [
+                row for row in rows if self.architecture.is_needed(row, layer) or (stored and row.optional)
+            ]
             if not needed or all(self._is_stacked(row, layer) for row in needed):
                 continue
             first, lost = absent(count, self._stored_experts[layer])

@@ -8,7 +8,7 @@ reference is closer, if its scales do not follow the original, or if a few of it
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,7 +16,7 @@ from qload.diagnosis.comparison import effective_weight
 from qload.errors import QloadError
 from qload.errors.rules import rule_texts
 from qload.loader import LayerDescription
-from qload.spec import TensorSpec
+from qload.spec import TensorSpec, named
 from qload.storage import rows
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.comparison import MAX_SPIKE, Comparison, ErrorMap, LayerMap, agree
@@ -83,6 +83,7 @@ def check_against(
     for items in workers.run(compare, sizes, progress, MAX_THREADS):
         yield from items
     yield from _compare_tensors(checkpoint, reference)
+    yield from _missing_biases(checkpoint, reference, both)
 
 
 def _compare_tensors(checkpoint: VerifiedCheckpoint, reference: VerifiedCheckpoint) -> Iterator[Finding]:
@@ -92,6 +93,18 @@ def _compare_tensors(checkpoint: VerifiedCheckpoint, reference: VerifiedCheckpoi
         finding = _compare_tensor(checkpoint, reference, name)
         if finding is not None:
             yield finding
+
+
+def _missing_biases(
+    checkpoint: VerifiedCheckpoint, reference: VerifiedCheckpoint, prefixes: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield a finding for each bias that one of two equal layers lacks; programs add biases of zeros."""
+    for prefix in prefixes:
+        name = named(prefix, "bias")
+        owners = [side for side in (checkpoint, reference) if name in side.account.report.used]
+        if len(owners) == 1 and any(bool(run.any()) for _, run in rows(owners[0].weights.storage, name)):
+            message = f"{name}: a tensor of {owners[0].path} only"
+            yield new_finding(rule_texts()["against-missing"], name, None, message)
 
 
 def _compare_tensor(

@@ -145,7 +145,7 @@ def store(model: PreTrainedModel, name: str, folder: Path, packed: Stored | None
             return None
         report = convert(packed.path, folder / name, to="gptq")
         if report.verdict != "ok":
-            raise ValueError(report.layers[0].detail)
+            raise ValueError("convert refuses it")
         return replace(packed, path=folder / name)
     if name == "fp8 block" and transposed_names(model):  # FP8 is of linear layers alone
         return None

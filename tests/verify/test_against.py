@@ -157,3 +157,17 @@ def test_a_divisor_of_zero_makes_no_weight_that_equals_itself(tmp_path: Path) ->
     save_file(tensors, file)
 
     assert rules(verify(folder, against=folder)) == {"scale-value", "against-value"}
+
+
+@pytest.mark.parametrize(("value", "found"), [(1.0, {"against-missing"}), (0.0, set())])
+def test_a_bias_of_one_side_alone_differs_unless_it_is_zero(
+    value: float, found: set[str], tmp_path: Path
+) -> None:
+    folders = []
+    for name, extra in (("ours", {}), ("theirs", {"a.bias": torch.full((8,), value, dtype=torch.float16)})):
+        (tmp_path / name).mkdir()
+        tensors = {**gptq("a"), **extra}
+        folders.append(model(tmp_path / name, tensors, quantization_config=GPTQ))
+    ours, theirs = folders
+
+    assert rules(verify(ours, against=theirs)) == rules(verify(theirs, against=ours)) == found

@@ -37,7 +37,7 @@ from qload.verify.rules.rule import Rule
 from qload.verify.values import Run
 
 # constant-values
-NORM = re.compile(r".*(?:norm\d?|\bln_\w+)\.weight", re.IGNORECASE)
+NORM = re.compile(r".*(?:norm\w*|\bln_\w+)\.weight", re.IGNORECASE)
 NORM_PLUS_ONE = "gemma"  # types of model that add one to their norms
 MIN_CONSTANT_BYTES = 64  # equal bytes, too many for an accident
 

@@ -248,6 +248,8 @@ def _may_vary(checkpoint: VerifiedCheckpoint, missing: MissingSibling) -> bool:
     if architecture is None or not architecture.table.classes:
         return False
     place = architecture.find(missing.name) or architecture.find(missing.name.rpartition(".")[0])
+    if place is not None and place.expert is not None and missing.block.endswith("experts"):  # all are alike
+        return place.expert >= (architecture.sizes.get("experts") or 0)
     return place is None or place.row.optional or architecture.is_promised(place) is not True
 
 

@@ -135,6 +135,7 @@ OWN: Mapping[str, dict[str, Any]] = {  # a type's own sizes; None: that of the c
         "chunk_size": 16,
         "adapter_rank": 16,
     },
+    **{kind: {"intermediate_size": 128} for kind in ("falcon_mamba", "mamba")},
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
 }

@@ -388,9 +388,10 @@ def layer_copied(typed: Typed) -> None:
 
 @plant
 def matrix_copied(typed: Typed) -> None:
-    """The tensors of one matrix of the last layer, copied from another layer."""
+    """The tensors of the largest matrix of the last layer, copied from another layer."""
     pairs = dict(typed.twins())
-    for names in typed.matrices(typed.last).values():
+    matrices = typed.matrices(typed.last).values()
+    for names in sorted(matrices, key=lambda names: -sum(typed.tensors[name].nbytes for name in names)):
         if set(names) <= pairs.keys():
             for name in names:
                 typed.tensors[name] = typed.tensors[pairs[name]].clone()

@@ -134,3 +134,57 @@ def test_a_norm_of_another_name_that_is_zero_is_found(lost: str | None, tmp_path
         tensors[lost].zero_()
 
     assert rules(verify(model(tmp_path, tensors, **GPT2))) == ({"constant-values"} if lost else set())
+
+
+HUNYUAN: dict[str, Any] = {
+    "model_type": "hunyuan_v1_dense",
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 20,
+}
+
+
+@pytest.mark.parametrize("lost", [None, "lm_head.weight"])
+def test_the_class_of_a_table_is_usual_under_a_name_unlike_its_type(lost: str | None, tmp_path: Path) -> None:
+    tensors = {name: tensor for name, tensor in whole(HUNYUAN).items() if name != lost}
+
+    assert rules(verify(model(tmp_path, tensors, **HUNYUAN))) == ({"architecture-missing"} if lost else set())
+
+
+ERNIE: dict[str, Any] = {
+    "model_type": "ernie4_5_moe",
+    "architectures": ["Ernie4_5_MoeForCausalLM"],
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 8,
+    "moe_num_experts": 3,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 20,
+}
+
+
+@pytest.mark.parametrize(
+    ("lost", "rule"),
+    [
+        (None, None),
+        ("model.layers.1.mlp.experts.2.", "architecture-missing"),
+        ("model.layers.1.mlp.experts.1.up_proj", "missing-sibling"),
+    ],
+)
+def test_experts_that_a_table_leaves_open_are_counted_in_a_layer_with_others(
+    lost: str | None, rule: str | None, tmp_path: Path
+) -> None:
+    tensors = whole(ERNIE)
+    shapes = {"gate_proj": (8, 16), "up_proj": (8, 16), "down_proj": (16, 8)}
+    for expert in range(3):
+        for name, shape in shapes.items():
+            tensors[f"model.layers.1.mlp.experts.{expert}.{name}.weight"] = torch.randn(shape)
+    tensors = {name: tensor for name, tensor in tensors.items() if lost is None or lost not in name}
+
+    assert rules(verify(model(tmp_path, tensors, **ERNIE))) == ({rule} if rule else set())
