@@ -83,7 +83,7 @@ def check_against(
     for items in workers.run(compare, sizes, progress, MAX_THREADS):
         yield from items
     yield from _compare_tensors(checkpoint, reference)
-    yield from _missing_biases(checkpoint, reference, both)
+    yield from _missing_tensors(checkpoint, reference, both, ours.keys() == theirs.keys())
 
 
 def _compare_tensors(checkpoint: VerifiedCheckpoint, reference: VerifiedCheckpoint) -> Iterator[Finding]:
@@ -95,16 +95,22 @@ def _compare_tensors(checkpoint: VerifiedCheckpoint, reference: VerifiedCheckpoi
             yield finding
 
 
-def _missing_biases(
-    checkpoint: VerifiedCheckpoint, reference: VerifiedCheckpoint, prefixes: Sequence[str]
+def _missing_tensors(
+    checkpoint: VerifiedCheckpoint, reference: VerifiedCheckpoint, prefixes: Sequence[str], equal: bool
 ) -> Iterator[Finding]:
-    """Yield a finding for each bias that one of two equal layers lacks; programs add biases of zeros."""
-    for prefix in prefixes:
-        name = named(prefix, "bias")
-        owners = [side for side in (checkpoint, reference) if name in side.account.report.used]
-        if len(owners) == 1 and any(bool(run.any()) for _, run in rows(owners[0].weights.storage, name)):
-            message = f"{name}: a tensor of {owners[0].path} only"
-            yield new_finding(rule_texts()["against-missing"], name, None, message)
+    """Yield a finding for each tensor outside of layers that one side alone has, unless it is zero.
+
+    These are biases of layers of both sides, the `prefixes`. If both have `equal` layers, they are also other
+    tensors of the model's table. Programs add biases of zeros.
+    """
+    biases = {named(prefix, "bias") for prefix in prefixes}
+    for owner, other in ((checkpoint, reference), (reference, checkpoint)):
+        storage, architecture = owner.weights.storage, owner.architecture
+        for name in sorted({*owner.account.report.used} - owner.specs.keys() - {*other.names}):
+            known = equal and architecture is not None and architecture.find(name) is not None
+            if (name in biases or known) and any(bool(run.any()) for _, run in rows(storage, name)):
+                message = f"{name}: a tensor of {owner.path} only"
+                yield new_finding(rule_texts()["against-missing"], name, None, message)
 
 
 def _compare_tensor(

@@ -105,6 +105,7 @@ class Typed:
             name for name in self.places if self.tensors[name].ndim == 3 and is_plain(self.tensors[name])
         ]
         found = [name for name in found if len(self.tensors[name]) == count]
+        found = [name for name in found if min(self.tensors[name].shape[1:]) > 1]
         if not found:
             raise DoesNotApplyError("no experts in one tensor")
         return found[-1]
@@ -271,7 +272,7 @@ def _transpose(typed: Typed, applies: Callable[[RowMatch], bool]) -> None:
 def router_short(typed: Typed) -> None:
     """A router of one expert fewer."""
     for name, place in typed.places.items():
-        if place.row.shape.split()[0] == "experts" and place.expert is None and typed.tensors[name].ndim == 2:
+        if place.row.shape.startswith("experts ") and place.expert is None and typed.tensors[name].ndim == 2:
             typed.tensors[name] = typed.tensors[name][:-1].clone()
             return
     raise DoesNotApplyError("no router")
