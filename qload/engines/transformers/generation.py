@@ -45,6 +45,7 @@ def read_sizes(path: str | PathLike[str], model_type: str) -> ModelSizes | None:
             check_type("config", size, int)
         positions = getattr(text, "max_position_embeddings", None) or MAX_POSITIONS
         check_type("max_position_embeddings", positions, int)
+        positions = positions if positions > 0 else MAX_POSITIONS  # XLNet says -1
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else None
     return ModelSizes(model_type, PROGRAM, *sizes, positions, dtype)
 

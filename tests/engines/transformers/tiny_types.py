@@ -136,6 +136,7 @@ OWN: Mapping[str, dict[str, Any]] = {  # a type's own sizes; None: that of the c
         "adapter_rank": 16,
     },
     **{kind: {"intermediate_size": 128} for kind in ("falcon_mamba", "mamba")},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
 }

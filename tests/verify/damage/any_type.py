@@ -122,12 +122,8 @@ class Typed:
     def size_key(self, *sizes: str) -> tuple[dict[str, Any], str]:
         """The section and the key of the first of these sizes that the config states and tensors have."""
         table, config = self.architecture.table, self.architecture.config
-        used = {
-            "layers",
-            *chain.from_iterable(
-                size_names(place.row.shape.replace(" ", "+")) for place in self.places.values()
-            ),
-        }
+        shapes = {text for place in self.places.values() for text in place.row.shape.split()}
+        used = {"layers", *chain.from_iterable(map(size_names, shapes))}
         for size in sizes:
             for key in table.sizes[size].keys if size in table.sizes and size in used else ():
                 section: Any = config
