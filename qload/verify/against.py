@@ -106,7 +106,8 @@ def _missing_tensors(
     biases = {named(prefix, "bias") for prefix in prefixes}
     for owner, other in ((checkpoint, reference), (reference, checkpoint)):
         storage, architecture = owner.weights.storage, owner.architecture
-        for name in sorted({*owner.account.report.used} - owner.specs.keys() - {*other.names}):
+        alone = {*owner.account.report.used} - owner.specs.keys() - {*other.weights.storage.keys()}
+        for name in sorted(alone):
             known = equal and architecture is not None and architecture.find(name) is not None
             if (name in biases or known) and any(bool(run.any()) for _, run in rows(storage, name)):
                 message = f"{name}: a tensor of {owner.path} only"

@@ -47,10 +47,11 @@ def page(stored: Mapping[str, Any]) -> str:
             cells.append(
                 "" if error is None else str(notes.setdefault(error, len(notes) + 1)) if error else "yes"
             )
-        for place, found in kinds.items():
+        accused = any(error.startswith("verify") for error in outcome["formats"].values())
+        for place, found in kinds.items() if not accused else ():
             for name in outcome[place]:
                 found.setdefault(name, []).append(kind)
-        numbers = (str(len(outcome[place])) for place in ("alone", "against"))
+        numbers = ("" if accused else str(len(outcome[place])) for place in ("alone", "against"))
         rows.setdefault((*cells, *numbers), []).append(f"`{kind}`")
     seconds = max((outcome.get("seconds", 0) for outcome in stored["types"].values()), default=0)
     parts = [HEAD.format(version=stored["transformers"], seconds=seconds)]

@@ -165,8 +165,10 @@ TABLE = [
     values(CT_NVFP4, "second scale below all", do.set_to("weight_global_scale", 1e-38), "scale-overflow"),
     values(CT_MXFP4, "an exponent beyond all", do.byte("weight_scale", 254), "scale-overflow value-outlier"),
     values(EXL2, "a unit beyond half precision", do.set_to("q_scale_max", 65504.0), "scale-overflow"),
-    Row(EETQ, "short bias", do.bias(127, beside="weight_scales"), "bias-shape", "bias-shape", ""),
-    Row(PACK, "one bias for all", do.bias(1, beside="weight_packed"), "bias-shape", "bias-shape", ""),
+    Row(EETQ, "short bias", do.bias(127, beside="weight_scales"),
+        "bias-shape", "bias-shape", "against-missing"),
+    Row(PACK, "one bias for all", do.bias(1, beside="weight_packed"),
+        "bias-shape", "bias-shape", "against-missing"),
     Row(BLOCK, "bias of whole numbers", do.bias(132, dtype=torch.int8, beside="weight_scale_inv"),
         "bias-shape", "bias-shape", ""),
 ]  # fmt: skip

@@ -264,7 +264,8 @@ def is_quantized(name: str, tensor: Tensor, also: Iterable[str]) -> bool:
     """Whether a tool quantizes a matrix."""
     N, K = tensor.shape if name.endswith(".weight") and tensor.ndim == 2 else (1, 1)
     fits = N % 8 == 0 and K % GROUP == 0
-    is_plain = any(part in name for part in PLAIN) and not any(part in name for part in also)
+    inner = name if name.startswith(PLAIN) else name.partition(".")[2]  # without roberta_prelayernorm
+    is_plain = any(part in inner for part in PLAIN) and not any(part in name for part in also)
     return fits and not is_plain
 
 
