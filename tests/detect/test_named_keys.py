@@ -22,6 +22,8 @@ from qload.detect.methods import (
     bitsandbytes,
     comfy,
     compressed_tensors,
+    ct_schemes,
+    ct_transforms,
     fp8,
     gptq,
     modelopt,
@@ -32,7 +34,18 @@ from qload.experts.stacked_storage import ExpertStacks
 from qload.formats import MODULES, bnb
 from qload.storage import ComfyStorage, MemoryStorage
 
-READERS = (auto_round, bitsandbytes, comfy, compressed_tensors, fp8, gptq, modelopt, mx)
+READERS = (
+    auto_round,
+    bitsandbytes,
+    comfy,
+    compressed_tensors,
+    ct_schemes,
+    ct_transforms,
+    fp8,
+    gptq,
+    modelopt,
+    mx,
+)
 GPTQ = {
     "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
     "checkpoint_format": "gptq", "format": "gptq", "pack_dtype": "int32", "is_marlin_format": False,

@@ -24,7 +24,7 @@ from pydantic import BeforeValidator, Field
 
 from qload import configs
 from qload.configs.matching import REGEX_PREFIX
-from qload.detect.methods import compressed_tensors
+from qload.detect.methods import ct_schemes
 from qload.errors import UnsupportedFormatError
 from qload.formats import (
     AWQConfig,
@@ -288,10 +288,10 @@ def _ct_format(
     shared: dict[str, Any] = {"strategy": "block", "block_structure": size}
     if isinstance(size, int):
         shared = {"strategy": {0: "tensor", -1: "channel"}.get(size, "group"), "group_size": size}
-    scheme = compressed_tensors.Scheme.model_validate(
+    scheme = ct_schemes.Scheme.model_validate(
         {"num_bits": bits, "symmetric": rule.sym is not False, **shared, **scheme_settings}
     )
-    fmt = compressed_tensors.weight_format(
+    fmt = ct_schemes.weight_format(
         source,
         lambda name: key(SETTING_KEYS[name]),
         stated.format(bits=bits),
