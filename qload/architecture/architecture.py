@@ -6,14 +6,14 @@ A model's config is hostile input: an implausible value counts as unknown.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
 from qload.architecture.drafts import PREDICTING
 from qload.architecture.generated_tables import generated_table
-from qload.architecture.model_tables import TABLES, TEXT_TYPES, TIED_TYPES
+from qload.architecture.model_tables import TABLES
 from qload.architecture.table import (
     ABSENT,
     DIGITS,
@@ -61,15 +61,22 @@ def model_of(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
         return model_type, config
     text = next((config[key] for key in INNER if isinstance(config.get(key), dict)), None)
     if text is not None:
-        text_type = text.get(
-            "model_type", TEXT_TYPES.get(model_type) if isinstance(model_type, str) else None
-        )
+        text_type = text.get("model_type")
+        if "model_type" not in text and (table := outer_table(config)):
+            text_type = table.sections[table.text]
         if isinstance(text_type, str) and text_type in TABLES:
             return text_type, text
     if not isinstance(model_type, str):
         return None
     table = generated_table(model_type)
-    return (model_type, config) if table is not None and _is_model_of(table, config) else None
+    return (model_type, config) if table and not table.text and _is_model_of(table, config) else None
+
+
+def outer_table(config: Mapping[str, Any]) -> Table | None:
+    """Find the table of the tensors around a text model that has its own table."""
+    model_type = config.get("model_type")
+    table = generated_table(model_type) if isinstance(model_type, str) else None
+    return table if table is not None and table.text else None
 
 
 def _is_model_of(table: Table, config: Mapping[str, Any]) -> bool:
@@ -77,9 +84,8 @@ def _is_model_of(table: Table, config: Mapping[str, Any]) -> bool:
     classes = config.get("architectures")
     if isinstance(classes, list) and classes and not set(table.classes) & {*filter(_is_text, classes)}:
         return False
-    return all(
-        read_key(config, f"{key}.model_type") in (ABSENT, kind) for key, kind in table.sections.items()
-    )
+    sections = {key: kind for key, kind in table.sections.items() if key != table.text}
+    return all(read_key(config, f"{key}.model_type") in (ABSENT, kind) for key, kind in sections.items())
 
 
 def _is_text(value: Any) -> bool:
@@ -169,11 +175,12 @@ def tie_of(config: Mapping[str, Any]) -> Tie:
     if keys:
         tied = True in keys
         return Tie(tied, keys[tied], denied=keys.get(not tied, ""))
-    if model is not None and text is not config and isinstance(outer, str) and outer in TIED_TYPES:
-        return Tie(True, kind=outer, outer=True)
     if model is None:
         return Tie(None)
     table = find_table(model[0])
+    around = outer_table(config) if text is not config else None
+    if around is not None and around.tied and not (table and table.tied) and isinstance(outer, str):
+        return Tie(True, kind=outer, outer=True)
     return Tie(table.tied if table else None, kind=model[0])
 
 
@@ -457,6 +464,35 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
 
 def read_architecture(config: Mapping[str, Any]) -> Architecture | None:
     """Architecture by a `config.json` that is an object; see `architecture_of`."""
+    architecture = read_text_architecture(config)
+    if architecture is None or architecture.config is config:
+        return architecture
+    table = outer_table(config)
+    if table is None or config.get(table.text) is not architecture.config or not _is_model_of(table, config):
+        return architecture
+    return join_towers(architecture, table, config)
+
+
+def join_towers(architecture: Architecture, table: Table, config: Mapping[str, Any]) -> Architecture:
+    """Add the tensors around a text model, by the table and the config of the outer model."""
+    sizes, notes = read_sizes(table, config)
+    flags = {name: Flag(default=read_flag(flag, config, sizes)) for name, flag in table.flags.items()}
+    joined = replace(
+        architecture.table,
+        sizes={**table.sizes, **architecture.table.sizes},
+        flags={**flags, **architecture.table.flags},
+        rows=(*architecture.table.rows, *table.rows),
+    )
+    return replace(
+        architecture,
+        table=joined,
+        sizes={**sizes, **architecture.sizes},
+        notes=(*architecture.notes, *notes),
+    )
+
+
+def read_text_architecture(config: Mapping[str, Any]) -> Architecture | None:
+    """Architecture of the text model alone; see `read_architecture`."""
     model = model_of(config)
     if model is None:
         return None

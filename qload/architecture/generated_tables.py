@@ -71,14 +71,15 @@ def table_of(stored: Mapping[str, Any]) -> Table:
         {**sizes, "unknown": UNKNOWN, "predict": PREDICT},
         (*_with_fused(rows), *_stacks(rows)),
         {name: Flag(**flag) for name, flag in stored.get("flags", {}).items()},
-        base=stored["base"],
+        base=stored.get("base", "model"),
         predicates=stored.get("predicates", {}),
-        head=stored["head"],
-        embedding=stored["embedding"],
-        tied=stored["tied"],
+        head=stored.get("head", ""),
+        embedding=stored.get("embedding", ""),
+        tied=stored.get("tied", False),
         ties=stored.get("ties", True),
         classes=(stored["class"],),
         sections=stored.get("sections", {}),
+        text=stored.get("text", ""),
     )
 
 

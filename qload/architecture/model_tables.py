@@ -450,19 +450,6 @@ TABLES: Mapping[str, Table] = {
     "bloom": BLOOM,
 }
 
-# Multimodal type -> default type of its text model.
-TEXT_TYPES: Mapping[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text", "idefics2": "mistral"}
-
-# Multimodal types with a tied head by default, around a text model without.
-TIED_TYPES = frozenset(
-    (
-        *("deepseek_vl", "deepseek_vl_hybrid", "fun_asr_nano", "glmasr", "got_ocr2", "internvl", "janus"),
-        *("kimi_k25", "lighton_ocr", "mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table"),
-        "qwen3_asr",
-    )
-)
-
-
 # Activation between gate and up of an expert, and the use of the routing weight, by model type.
 # Source: transformers 5.23, each family's modeling file.
 Side = Literal["output", "input"]

@@ -44,7 +44,7 @@ class Flag:
     """
 
     key: str = ""
-    default: bool = False
+    default: bool | None = False
     size: str = ""
     given: bool = False
     equals: str = ""
@@ -118,6 +118,8 @@ class Table:
         Classes of transformers with these tensors; empty for all usual ones.
     sections
         Model types of sections of the config, such as `vision_config`.
+    text
+        Section of a text model with its own table: this one has the tensors around it alone.
     """
 
     sizes: Mapping[str, Size]
@@ -133,6 +135,7 @@ class Table:
     stacked: Stacked = Stacked()
     classes: tuple[str, ...] = ()
     sections: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
 
     @cached_property
     def kinds(self) -> Mapping[str, frozenset[str]]:

@@ -11,10 +11,12 @@ from qload import Heads, architecture_of
 from qload.architecture import Architecture, Inventory
 from qload.architecture.generated_tables import generated_table, read_file, table_of
 from qload.architecture.model_tables import TABLES
-from qload.architecture.table import parse_predicate, row_keys, size_names
+from qload.architecture.table import parse_predicate, row_keys, rows_by_key, size_names
 
 MAX_BYTES = 1_500_000
-TYPES = tuple(read_file()["types"])
+ALL = read_file()["types"]
+TYPES = tuple(kind for kind in ALL if "text" not in ALL[kind])
+OUTER = tuple(kind for kind in ALL if "text" in ALL[kind])  # tables around a text model with its own
 HUGE = 10**18
 
 
@@ -39,12 +41,12 @@ def test_the_file_is_small_and_names_its_version() -> None:
 
     assert read_file()["transformers"] == "5.23.0"
     assert file.stat().st_size < MAX_BYTES
-    assert not TABLES.keys() & set(TYPES)
-    assert list(TYPES) == sorted(TYPES)
+    assert not TABLES.keys() & set(ALL)
+    assert list(ALL) == sorted(ALL)
 
 
 def test_every_name_in_an_entry_is_defined() -> None:
-    for kind in TYPES:
+    for kind in ALL:
         table = generated_table(kind)
         assert table is not None
         keys = [key for row in table.rows for key in row_keys(row.name)]
@@ -59,7 +61,7 @@ def test_every_name_in_an_entry_is_defined() -> None:
         assert used <= table.sizes.keys(), kind
         assert flags <= table.flags.keys(), kind
         assert {row.where.removeprefix("!") for row in table.rows} - {""} <= table.predicates.keys(), kind
-        assert {table.head, table.embedding} <= names, kind
+        assert {table.head, table.embedding} <= names or table.text, kind
 
 
 def test_what_an_entry_requires_lacks_nothing_and_each_of_it_is_needed() -> None:
@@ -72,6 +74,60 @@ def test_what_an_entry_requires_lacks_nothing_and_each_of_it_is_needed() -> None
         for lost in (required[0], required[len(required) // 2], required[-1]):
             rest = Inventory(architecture, [name for name in required if name != lost])
             assert any(rest.missing()) or rest.lost_layers()[1], (kind, lost)
+
+
+def test_tables_around_a_text_model_have_names_of_their_own() -> None:
+    assert len(OUTER) > 20
+    for kind in OUTER:
+        table = generated_table(kind)
+        assert table is not None
+        for text in TABLES.values():
+            assert not table.flags.keys() & text.flags.keys(), kind
+            assert not rows_by_key(table).keys() & rows_by_key(text).keys(), kind
+
+
+TEXT = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+VISION = {"model_type": "clip_vision_model", "hidden_size": 48, "intermediate_size": 80}
+PROJECTOR = "multi_modal_projector.linear_1"
+EYE = "vision_tower.encoder.layers.1.mlp.fc1"
+
+
+def test_towers_and_projectors_join_the_table_of_the_text_model() -> None:
+    config = {
+        "model_type": "llava",
+        "architectures": ["LlavaForConditionalGeneration"],
+        "text_config": TEXT,
+        "vision_config": VISION,
+    }
+    architecture = architecture_of(config)
+
+    assert architecture is not None
+    assert architecture.type == "llama"
+    assert architecture.expected("language_model.model.layers.1.self_attn.o_proj") == (64, 64)
+    assert architecture.expected(PROJECTOR) == (64, 48)
+    assert architecture.said(PROJECTOR) == "text_config.hidden_size, vision_config.hidden_size"
+    assert architecture.expected(EYE) == (80, 48)
+    assert architecture.shape(f"{EYE}.bias") == (80,)
+    assert not any(name.startswith(("vision", "multi")) for name in architecture.required())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vision_config": {**VISION, "model_type": "pixtral"}},
+        {"architectures": ["LlavaForSequenceClassification"]},
+        {"model_type": "unknown"},
+        {"text_config": TEXT, "llm_config": None, "model_type": 3},
+    ],
+    ids=str,
+)
+def test_towers_of_another_class_or_kind_are_unknown(change: dict[str, Any]) -> None:
+    config = {"model_type": "llava", "text_config": TEXT, "vision_config": VISION, **change}
+    architecture = architecture_of(config)
+
+    assert architecture is not None
+    assert architecture.find(EYE) is None
+    assert architecture.find(PROJECTOR) is None
 
 
 def test_huge_numbers_are_never_counted_out() -> None:

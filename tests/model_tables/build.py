@@ -8,6 +8,7 @@ import torch
 from torch.nn import Module
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.initialization import no_init_weights
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.pytorch_utils import Conv1D
 
@@ -52,7 +53,7 @@ def build_sample(model_class: type[PreTrainedModel], changes: Changes) -> Sample
 
 def build_model(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
     """Build a model on the meta device, with its ties."""
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights():
         return model_class(config)
 
 

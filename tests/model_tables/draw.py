@@ -6,13 +6,14 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
 from transformers import PreTrainedConfig
-from transformers.configuration_utils import ALLOWED_LAYER_TYPES
+from transformers.configuration_utils import ALLOWED_LAYER_TYPES, ALLOWED_MLP_LAYER_TYPES
 
 LAYERS = re.compile(
-    r"(num|n)_(hidden_|decoder_|encoder_|text_|vision_|\w+_)?layers?|depth|(en|de)coder_layers"
+    r"(num|n)_(hidden_|decoder_|encoder_|text_|vision_|\w+_)?layers?|depth|((en|de)coder_)?layers"
 )
 EXPERTS = re.compile(r"(num|n)_(\w+_)?experts|moe_num_experts")
 SKIPPED = re.compile(
@@ -20,8 +21,9 @@ SKIPPED = re.compile(
 )
 READ = re.compile(r'getattr\(\s*(?:self\.)?config,\s*"(\w+)"')
 NONE_OF = re.compile(r"(num|n)_\w*(experts?|shared|predict)\w*|\w*(shared|latent|lora)\w*|\w+_rank")
-LISTS = ("layer_types", "layers_block_type")
-FEW_LAYERS, FEW_EXPERTS, SMALL = 4, 16, 16
+LISTS = ("layer_types", "layers_block_type", "mlp_layer_types")
+VOCABULARY_MAP = "vocabulary_map"  # tokens of images, without a default
+FEW_LAYERS, FEW_EXPERTS, SMALL = 4, 8, 16
 LAYER_COUNTS = (2, 5, 8)
 GIVEN = (2, 4, 64, 96, 128)  # values for a field without a default
 SIZE_NAME = re.compile(r"dim|size|num|rank|heads|layers|length|width|experts")
@@ -69,18 +71,22 @@ def flatten(config: Mapping[str, Any], lead: str = "") -> dict[str, Any]:
     return flat
 
 
+@cache
+def default_config(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
+    """Return the config with all defaults."""
+    return config_class()
+
+
 def make_config(config_class: type[PreTrainedConfig], changes: Changes) -> PreTrainedConfig:
     """Build a config with changed fields; a section keeps the type of the default config."""
     sections: dict[str, Any] = {}
-    default = None
     for name, value in changes.items():
         section, dot, leaf = name.partition(".")
         if not dot:
             sections[name] = value
             continue
-        if default is None:
-            default = config_class()
-        own = sections.setdefault(section, {"model_type": getattr(default, section).model_type})
+        kind = getattr(default_config(config_class), section).model_type
+        own = sections.setdefault(section, {"model_type": kind})
         own[leaf] = value
     return config_class(**sections)
 
@@ -92,6 +98,12 @@ def sections_of(config: PreTrainedConfig) -> Iterator[tuple[str, PreTrainedConfi
         section = getattr(config, name, None)
         if isinstance(section, PreTrainedConfig):
             yield f"{name}.", section
+
+
+def text_section(config: PreTrainedConfig) -> str:
+    """Return the name of the section with the text model; empty for the config itself."""
+    text = config.get_text_config()
+    return next((lead.removesuffix(".") for lead, section in sections_of(config) if section is text), "")
 
 
 def source_of(config: PreTrainedConfig) -> str:
@@ -143,7 +155,8 @@ def _values(one: Field, hint: str, present: Any, source: str) -> Iterator[Any]:
         one.per_layer = texts or "list[int]" in hint or "list[bool]" in hint
         members = {member for member in present or () if isinstance(member, str)}
         if texts:
-            named = {kind for kind in ALLOWED_LAYER_TYPES if f'"{kind}"' in source}
+            allowed = ALLOWED_MLP_LAYER_TYPES if one.leaf.startswith("mlp_") else ALLOWED_LAYER_TYPES
+            named = {kind for kind in allowed if f'"{kind}"' in source}
             one.kinds = tuple(sorted(members | (named if one.leaf in LISTS else set())))
         elif present and len(present) > 1 and all(member in (0, 1) for member in present):
             one.kinds = (0, 1)

@@ -9,7 +9,17 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from tests.model_tables.build import Sample, build_sample
-from tests.model_tables.draw import EXPERTS, FEW_LAYERS, LISTS, SMALL, Changes, Field, few, fields_of
+from tests.model_tables.draw import (
+    EXPERTS,
+    FEW_LAYERS,
+    LISTS,
+    SMALL,
+    VOCABULARY_MAP,
+    Changes,
+    Field,
+    few,
+    fields_of,
+)
 
 DRAWS, TRIES = 30, 5
 FOREIGN = "foreign_text"
@@ -70,7 +80,8 @@ def attempt(model_class: type[PreTrainedModel], changes: Changes) -> Sample | No
 
 def find_base(model_class: type[PreTrainedModel], fields: list[Field]) -> Changes:
     """Find a config that builds: small, or with lists of layers, or the default."""
-    small = {one.name: count for one in fields if (count := few(one)) is not None}
+    small: dict[str, Any] = {one.name: count for one in fields if (count := few(one)) is not None}
+    small |= {one.name: {"<image>": 0} for one in fields if one.leaf == VOCABULARY_MAP}
     layers = {name: count for name, count in small.items() if "expert" not in name}
     heads = {one.name: 64 for one in fields if one.leaf == "head_dim" and one.default is None}
     experts = {one.name: SMALL for one in fields if EXPERTS.fullmatch(one.leaf) and one.default is None}
@@ -87,8 +98,12 @@ def find_base(model_class: type[PreTrainedModel], fields: list[Field]) -> Change
 def _listed(fields: list[Field], small: Changes) -> Iterator[Changes]:
     """Yield lists of kinds of layers, for a class without a default list."""
     lists = [one for one in fields if one.leaf in LISTS and one.kinds]
-    for kinds in chain(combinations(lists[0].kinds, 2), [lists[0].kinds]) if lists else ():
-        yield {**small, **{one.name: [kinds[i % len(kinds)] for i in range(FEW_LAYERS)] for one in lists}}
+    for first in chain(combinations(lists[0].kinds, 2), [lists[0].kinds]) if lists else ():
+        kinds = {one.name: first if one is lists[0] else one.kinds for one in lists}
+        yield {
+            **small,
+            **{name: [own[i % len(own)] for i in range(FEW_LAYERS)] for name, own in kinds.items()},
+        }
 
 
 def _keep_kinds(model_class: type[PreTrainedModel], one: Field, base: Changes) -> None:

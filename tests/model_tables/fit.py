@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -29,6 +30,7 @@ class Expressions:
     hashes: Values
     simple: int  # number of products of at most two factors
     weights: Values
+    known: dict[tuple[int, ...], str | None] = field(default_factory=dict)  # explained values
 
     @classmethod
     def of(cls, sizes: Mapping[str, Sequence[int]], samples: int) -> "Expressions":
@@ -78,40 +80,48 @@ class Expressions:
             add(f"{names[one]}*{names[two]}*{names[three]}", values[one] * values[two] * values[three])
         return cls(list(found.values()), np.fromiter(found, np.int64), simple, weights)
 
+    @cached_property
+    def places(self) -> Mapping[int, int]:
+        """Numbers of the products by their hashes."""
+        return {int(value): at for at, value in enumerate(self.hashes)}
+
     def explain(self, target: Sequence[int]) -> str | None:
         """Return the simplest sum of products with these values; None without one."""
-        values = np.array(target, np.int64)
+        if tuple(target) not in self.known:
+            self.known[tuple(target)] = self._explain(np.array(target, np.int64))
+        return self.known[tuple(target)]
+
+    def _explain(self, values: Values) -> str | None:
         wanted = int((values * self.weights).sum())
-        places = {int(value): at for at, value in enumerate(self.hashes)}
-        at = places.get(wanted)
+        at = self.places.get(wanted)
         if (values == values[0]).all():
             if at is not None and values[0] > MAX_CONSTANT and re.fullmatch(r"[\w.]+", self.texts[at]):
                 return self.texts[at]
             return str(values[0]) if values[0] <= MAX_CONSTANT or len(values) >= MIN_SAMPLES else None
         if at is not None:
             return self.texts[at]
-        return self._sum_of_two(wanted, places, values) or self._sum_of_three(wanted, places)
+        return self._sum_of_two(wanted) or self._sum_of_three(wanted)
 
-    def _sum_of_two(self, wanted: int, places: Mapping[int, int], values: Values) -> str | None:
+    def _sum_of_two(self, wanted: int) -> str | None:
         total = int(self.weights.sum())
         for constant in (1, 2, 3, 4, 8, 16):
             rest = _wrap(wanted - constant * total)
-            if (other := places.get(rest)) is not None:
+            if (other := self.places.get(rest)) is not None:
                 return f"{self.texts[other]}+{constant}"
         with np.errstate(over="ignore"):
             rests = np.int64(wanted) - self.hashes[: self.simple]
         for at, rest in enumerate(rests):
-            if (other := places.get(int(rest))) is not None:
+            if (other := self.places.get(int(rest))) is not None:
                 return f"{self.texts[at]}+{self.texts[other]}"
         return None
 
-    def _sum_of_three(self, wanted: int, places: Mapping[int, int]) -> str | None:
+    def _sum_of_three(self, wanted: int) -> str | None:
         hashes = self.hashes[: self.simple]
         sums = hashes[:, None] + hashes[None, :]
         rests = np.int64(wanted) - sums
         hits = np.isin(rests, hashes)
         for left, right in np.argwhere(hits):
-            third = places[int(rests[left, right])]
+            third = self.places[int(rests[left, right])]
             return "+".join(self.texts[at] for at in sorted((int(left), int(right), third)))
         return None
 

@@ -1,45 +1,54 @@
 """Entries of the file of tables, one type after another."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import transformers
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+)
 
+from qload.architecture.architecture import read_text_architecture
 from qload.architecture.model_tables import TABLES
 from qload.architecture.published_names import PUBLISHED
-from tests.model_tables.build import Sample, build_model, stored_name
-from tests.model_tables.draw import fields_of, flatten, make_config, sections_of
+from tests.model_tables.build import Sample, Shapes, build_model, stored_name
+from tests.model_tables.draw import fields_of, flatten, make_config, sections_of, text_section
 from tests.model_tables.explore import explore
-from tests.model_tables.prove import differences, prune
-from tests.model_tables.table import Defaults, Entry, Fitted
+from tests.model_tables.prove import WEIGHT, differences, prune
+from tests.model_tables.table import Defaults, Entry, Fitted, Towers
 
 PROOFS, ROUNDS = 10, 3
+# The first class of a type counts; a class with towers precedes one of its text model alone.
+MAPPINGS = (
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
 
-def model_classes() -> dict[str, str]:
-    """Return each type of causal model without a hand-written table -> its class."""
-    return {
-        model_type: name if isinstance(name, str) else name[0]
-        for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
-        if model_type in CONFIG_MAPPING_NAMES and model_type not in TABLES
-    }
+def model_classes() -> dict[str, list[str]]:
+    """Return each type of language model without a hand-written table -> its classes."""
+    found: dict[str, list[str]] = {}
+    for mapping in MAPPINGS:
+        for model_type, name in mapping.items():
+            if model_type in CONFIG_MAPPING_NAMES and model_type not in TABLES:
+                found.setdefault(model_type, []).append(name if isinstance(name, str) else name[0])
+    return found
 
 
-def generate(model_type: str, class_name: str) -> dict[str, Any]:
+def generate(model_type: str, class_names: Sequence[str]) -> dict[str, Any]:
     """Fit and prove the entry of a type; ValueError for samples that contradict the pruned entry."""
-    model_class = getattr(transformers, class_name)
     if model_type in PUBLISHED:
         raise ValueError("its published names are renamed, and have no table")
-    own_type = model_class.config_class.model_type
-    if own_type != model_type:
-        raise ValueError(f"its class is of the type {own_type}")
-    text_type = model_class.config_class().get_text_config().model_type
-    if text_type in TABLES:
-        raise ValueError(f"the table of its text model counts: {text_type}")
+    classes = [getattr(transformers, name) for name in class_names]
+    model_class = next((one for one in classes if one.config_class.model_type == model_type), None)
+    if model_class is None:
+        raise ValueError(f"its class is of the type {classes[0].config_class.model_type}")
     explored = explore(model_class, model_type)
     samples = explored.samples
     model = build_model(model_class, make_config(model_class.config_class, samples[0].changes))
@@ -61,8 +70,23 @@ def generate(model_type: str, class_name: str) -> dict[str, Any]:
 
 
 def fit_entry(samples: Sequence[Sample], defaults: Defaults) -> dict[str, Any]:
-    """Fit an entry to samples."""
-    return Entry(Fitted(samples, frozenset(defaults.declared)), defaults).data()
+    """Fit an entry to samples; one of the tensors around a text model that has its own table."""
+    declared = frozenset(defaults.declared)
+    if not defaults.outer:
+        return Entry(Fitted(samples, declared, defaults.section), defaults).data()
+    towers = [replace(sample, shapes=outer_shapes(sample)) for sample in samples]
+    return Towers(Fitted(towers, declared, defaults.section, with_layers=False), defaults).data()
+
+
+def outer_shapes(sample: Sample) -> Shapes:
+    """Return the tensors of a sample that are not of its text model."""
+    text = read_text_architecture(sample.config)
+    assert text is not None
+    return {
+        name: shape
+        for name, shape in sample.shapes.items()
+        if text.find(name) is None and text.find(name.removesuffix(WEIGHT)) is None
+    }
 
 
 def contradictions(entry: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, str]:
@@ -93,5 +117,13 @@ def read_defaults(model_class: type[PreTrainedModel], model: PreTrainedModel) ->
         for end in (model.get_output_embeddings(), model.get_input_embeddings())
     )
     return Defaults(
-        model_class.__name__, flatten(config.to_dict()), declared, aliases, sections, head, embedding
+        model_class.__name__,
+        flatten(config.to_dict()),
+        declared,
+        aliases,
+        sections,
+        head,
+        embedding,
+        text_section(config),
+        config.get_text_config() is not config and config.get_text_config().model_type in TABLES,
     )

@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from qload.architecture.architecture import Architecture, Inventory, read_sizes
+from qload.architecture.architecture import (
+    Architecture,
+    Inventory,
+    join_towers,
+    read_sizes,
+    read_text_architecture,
+)
 from qload.architecture.generated_tables import table_of
 from qload.architecture.table import row_keys
 from tests.model_tables.build import Sample
@@ -14,6 +20,10 @@ WEIGHT = ".weight"
 def architecture_of_entry(entry: Mapping[str, Any], config: Mapping[str, Any]) -> Architecture:
     """Return the architecture by an entry that is in no file."""
     table = table_of(entry)
+    if table.text:
+        text = read_text_architecture(config)
+        assert text is not None
+        return join_towers(text, table, config)
     sizes, notes = read_sizes(table, config)
     tie = config.get("tie_word_embeddings", table.tied)
     return Architecture("", table, config, sizes, bool(tie), True, notes)
@@ -37,7 +47,8 @@ def differences(entry: Mapping[str, Any], sample: Sample) -> dict[str, str]:
             expected = architecture.expected(prefix)
             experts = architecture.sizes.get("experts")
             if expected is not None and len(shape) == 3 and experts is not None:
-                expected = (experts, *expected)
+                inputs_first = architecture.table.stacked.inputs_first
+                expected = (experts, *(expected[::-1] if inputs_first else expected))
         if expected is not None and expected != shape:
             found[place.key] = "shape"
     for missing in Inventory(architecture, names).missing():

@@ -67,13 +67,18 @@ def key_of(name: str) -> tuple[str, tuple[int, ...]]:
 class Fitted:
     """Rows, sizes and conditions of a model type, fitted to samples."""
 
-    def __init__(self, samples: Sequence[Sample], declared: frozenset[str]) -> None:
+    def __init__(
+        self, samples: Sequence[Sample], declared: frozenset[str], section: str = "", with_layers: bool = True
+    ) -> None:
         self.samples = samples
         self.declared = declared
         self.transposed = {key_of(name)[0] for sample in samples for name in sample.transposed}
         self.nulls: dict[str, str] = {}  # field -> expression of its value for a null
-        self.list, self.count = self._decoder_list()
-        self.section = self.count.rpartition(".")[0]
+        self.section = section
+        self.list, self.count = "", ""
+        if with_layers:
+            self.list, self.count = self._decoder_list()
+            self.section = self.count.rpartition(".")[0]
         self.rows = self._rows()
         self._expressions: dict[tuple[tuple[int, ...], bool], Expressions] = {}
         self.predicates: dict[str, str] = {}
@@ -100,6 +105,8 @@ class Fitted:
         best = ("", "", -1)
         for lead, keys in patterns.items():
             for path in sorted(self.integers, key=lambda path: (path.endswith("[]"), len(path))):
+                if not path.startswith(f"{self.section}." * bool(self.section)):
+                    continue
                 if (LAYERS.fullmatch(path.rpartition(".")[2]) or path.endswith("[]")) and all(
                     sample.flat.get(path) == found[lead]
                     for sample, found in zip(self.samples, counts, strict=True)
@@ -244,9 +251,8 @@ class Fitted:
     @cached_property
     def points(self) -> list[tuple[int, int]]:
         """Layers of all samples: (sample, layer)."""
-        return [
-            (at, layer) for at, sample in enumerate(self.samples) for layer in range(sample.flat[self.count])
-        ]
+        counts = [sample.flat[self.count] if self.count else 0 for sample in self.samples]
+        return [(at, layer) for at, count in enumerate(counts) for layer in range(count)]
 
     def _config_literals(self) -> Iterator[tuple[str, list[bool]]]:
         """Yield conditions on the config: text, and value in each sample."""
@@ -315,9 +321,9 @@ class Fitted:
     def _fit_presence(self) -> None:
         config = dict(self._config_literals())
         literals: dict[str, Truths] = {}
-        for text, values in config.items():
+        for text, values in config.items() if self.count else ():
             literals[text] = np.array([values[at] for at, _ in self.points], bool)
-        for text, values in self._layer_literals():
+        for text, values in self._layer_literals() if self.count else ():
             literals[text] = np.array(values, bool)
         literals |= {f"!{text}": ~value for text, value in literals.items()}
         whole = {text: np.array(values, bool) for text, values in config.items()}
@@ -377,6 +383,7 @@ class Defaults:
 
     `flat`: fields of the default config. `declared`: defaults in the classes by dotted name. `aliases`: field
     -> other names. `sections`: types of the sections. `head`, `embedding`: stored names of these weights.
+    `section`: that of the text model. `outer`: whether the text model has its own table.
     """
 
     class_name: str
@@ -386,6 +393,8 @@ class Defaults:
     sections: Mapping[str, str]
     head: str | None
     embedding: str | None
+    section: str = ""
+    outer: bool = False
 
 
 def padded(line: list[str]) -> list[str]:
@@ -400,11 +409,14 @@ class Entry:
         self.fitted = fitted
         self.defaults = defaults
         self.paths: dict[str, str] = {}  # path of a field -> name of its size
-        self.name_of(fitted.count, "layers")
-        self.experts = self._experts()
-        vocabulary = f"{fitted.section}.vocab_size".removeprefix(".")
-        self.name_of(vocabulary, "vocab")
+        self.experts: str | None = None
+        self._name_sizes()
         self.rows = [self.row(row) for row in fitted.rows]
+
+    def _name_sizes(self) -> None:
+        self.name_of(self.fitted.count, "layers")
+        self.experts = self._experts()
+        self.name_of(f"{self.fitted.section}.vocab_size".removeprefix("."), "vocab")
 
     def name_of(self, path: str, known: str = "") -> str:
         """Return the name of a size by the path of its field."""
@@ -449,7 +461,7 @@ class Entry:
         """Return the line of a row."""
         shape, marks = row.shape, []
         parts = shape.split()
-        if row.optional or ("{expert}" in row.name and self.experts is None):
+        if row.optional or self._is_outer(row) or ("{expert}" in row.name and self.experts is None):
             marks.append("optional")
         if row.key in self.fitted.transposed:
             marks = ["optional", "tensor"]
@@ -465,6 +477,12 @@ class Entry:
             line.pop()
         return line
 
+    def _is_outer(self, row: Drawn) -> bool:
+        """Return whether a row is not of the text model: published towers have names of several versions."""
+        base = self.fitted.list.rpartition(".")[0]
+        ends = (self.defaults.head, self.defaults.embedding)
+        return bool(self.fitted.section) and not row.name.startswith(f"{base}.") and row.name not in ends
+
     def data(self) -> dict[str, Any]:
         """Return the entry as data."""
         names = {line[0] for line in self.rows}
@@ -473,14 +491,10 @@ class Entry:
             ends[end] = name if name in names else f"{end}.weight" if end == "embedding" else "lm_head.weight"
             if ends[end] not in names:
                 self.rows.append([ends[end], f"{UNKNOWN} {UNKNOWN}", "", "", "optional"])
-        used = {flag.removeprefix("!") for line in self.rows for flag in padded(line)[3].split()}
-        flags = {name: self._flag(*self.fitted.flags[name]) for name in sorted(used)}
+        flags = self._flags()
         self._name_sparse()
         places = {padded(line)[2].removeprefix("!") for line in self.rows} - {""}
         predicates = {name: self._predicate(self.fitted.predicates[name]) for name in sorted(places)}
-        sizes: dict[str, Any] = {}
-        while len(sizes) < len(self.paths):  # an expression may name further sizes
-            sizes |= {name: self._stored_size(path) for path, name in list(self.paths.items())}
         return {
             "class": self.defaults.class_name,
             "base": self.fitted.list.rpartition(".")[0],
@@ -488,11 +502,21 @@ class Entry:
             "tied": bool(self.defaults.flat.get("tie_word_embeddings", False)),
             **({} if self._ties() else {"ties": False}),
             **({"sections": self.defaults.sections} if self.defaults.sections else {}),
-            "sizes": sizes,
+            "sizes": self._sizes(),
             **({"flags": flags} if flags else {}),
             **({"predicates": predicates} if predicates else {}),
             "rows": self.rows,
         }
+
+    def _flags(self) -> dict[str, Any]:
+        used = {flag.removeprefix("!") for line in self.rows for flag in padded(line)[3].split()}
+        return {name: self._flag(*self.fitted.flags[name]) for name in sorted(used)}
+
+    def _sizes(self) -> dict[str, Any]:
+        sizes: dict[str, Any] = {}
+        while len(sizes) < len(self.paths):  # an expression may name further sizes
+            sizes |= {name: self._stored_size(path) for path, name in list(self.paths.items())}
+        return sizes
 
     def _ties(self) -> bool:
         """Return whether the class drops the head of a tied model."""
@@ -551,3 +575,30 @@ class Entry:
                 text = "/".join(f"{section}{known}" for known in found)
         null = text and self.expression(text)
         return [keys, null if derived else None, null]
+
+
+class Towers(Entry):
+    """Entry of the tensors around a text model that has its own table."""
+
+    def _name_sizes(self) -> None:
+        """Name no size beforehand."""
+
+    def _is_outer(self, row: Drawn) -> bool:
+        return True
+
+    def name_of(self, path: str, known: str = "") -> str:
+        """Return the whole path of a size as its name: the table of the text model has short ones."""
+        return self.paths.setdefault(path, re.sub(r"\W", "_", path.lower()))
+
+    def data(self) -> dict[str, Any]:
+        """Return the entry as data."""
+        flags = self._flags()
+        return {
+            "class": self.defaults.class_name,
+            "text": self.defaults.section,
+            "tied": bool(self.defaults.flat.get("tie_word_embeddings", False)),
+            "sections": self.defaults.sections,
+            "sizes": self._sizes(),
+            **({"flags": flags} if flags else {}),
+            "rows": self.rows,
+        }
