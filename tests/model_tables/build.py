@@ -53,8 +53,11 @@ def build_sample(model_class: type[PreTrainedModel], changes: Changes) -> Sample
 
 def build_model(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
     """Build a model on the meta device, with its ties."""
-    with torch.device("meta"), no_init_weights():
-        return model_class(config)
+    with torch.device("meta"):
+        with no_init_weights():
+            model = model_class(config)
+        model.tie_weights()
+    return model
 
 
 def stored_shapes(model: PreTrainedModel) -> Shapes:

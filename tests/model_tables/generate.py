@@ -14,8 +14,10 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from qload.architecture.architecture import read_text_architecture
+from qload.architecture.generated_tables import table_of
 from qload.architecture.model_tables import TABLES
 from qload.architecture.published_names import PUBLISHED
+from qload.architecture.table import rows_by_key
 from tests.model_tables.build import Sample, Shapes, build_model, stored_name
 from tests.model_tables.draw import fields_of, flatten, make_config, sections_of, text_section
 from tests.model_tables.explore import explore
@@ -45,10 +47,7 @@ def generate(model_type: str, class_names: Sequence[str]) -> dict[str, Any]:
     """Fit and prove the entry of a type; ValueError for samples that contradict the pruned entry."""
     if model_type in PUBLISHED:
         raise ValueError("its published names are renamed, and have no table")
-    classes = [getattr(transformers, name) for name in class_names]
-    model_class = next((one for one in classes if one.config_class.model_type == model_type), None)
-    if model_class is None:
-        raise ValueError(f"its class is of the type {classes[0].config_class.model_type}")
+    model_class = class_of_type(model_type, class_names)
     explored = explore(model_class, model_type)
     samples = explored.samples
     model = build_model(model_class, make_config(model_class.config_class, samples[0].changes))
@@ -67,6 +66,16 @@ def generate(model_type: str, class_names: Sequence[str]) -> dict[str, Any]:
     if found:
         raise ValueError(f"{len(found)} rows are not explained: {sorted(found.items())[:3]}")
     return entry
+
+
+def class_of_type(model_type: str, class_names: Sequence[str]) -> type[PreTrainedModel]:
+    """Return the class for the configs of a type; one that has another type's configs gets these."""
+    classes: list[type[PreTrainedModel]] = [getattr(transformers, name) for name in class_names]
+    config_class = getattr(transformers, CONFIG_MAPPING_NAMES[model_type])
+    for model_class in classes:
+        if model_class.config_class is config_class:
+            return model_class
+    return type(classes[0].__name__, (classes[0],), {"config_class": config_class})
 
 
 def fit_entry(samples: Sequence[Sample], defaults: Defaults) -> dict[str, Any]:
@@ -94,6 +103,9 @@ def contradictions(entry: Mapping[str, Any], samples: Sequence[Sample]) -> dict[
     found: dict[str, str] = {}
     for sample in samples:
         found |= differences(entry, sample)
+    if "text" in entry:  # the table of the text model answers for its own rows
+        own = rows_by_key(table_of(entry))
+        found = {key: kind for key, kind in found.items() if kind == "name" or key in own}
     return found
 
 

@@ -13,8 +13,9 @@ from qload.architecture import Architecture, Inventory
 from qload.architecture.generated_tables import read_file
 from qload.architecture.model_tables import TABLES
 from tests.model_tables.build import build_sample
+from tests.model_tables.generate import class_of_type
 from tests.model_tables.prove import differences
-from tests.model_tables.tiny import class_of, tiny_changes, write_tiny
+from tests.model_tables.tiny import tiny_changes, write_tiny
 from tests.transformers.models import stored, tiny, written
 
 GENERATED = read_file()["types"]
@@ -159,15 +160,15 @@ def test_a_generated_table_explains_what_transformers_writes(kind: str, tmp_path
 
 def assert_explained(kind: str, seed: int, tmp_path: Path) -> None:
     """The generated table of a type has every tensor of a tiny model, and verify finds nothing."""
-    model_class = class_of(GENERATED[kind]["class"])
+    model_class = class_of_type(kind, [GENERATED[kind]["class"]])
     try:
         write_tiny(model_class, seed, tmp_path)
-    except ValueError:  # no small one exists: compare without a file
+    except (ValueError, ArithmeticError):  # no small one exists: compare without a file
         assert differences(GENERATED[kind], build_sample(model_class, tiny_changes(model_class, seed))) == {}
         return
     architecture, report = known(tmp_path), verify(tmp_path)
 
-    assert architecture.type == kind or "text" in GENERATED[kind]
+    assert architecture.type in (kind, model_class.config_class.model_type) or "text" in GENERATED[kind]
     assert {
         name
         for name in stored(tmp_path)
