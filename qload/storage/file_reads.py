@@ -251,12 +251,12 @@ class FileRuns(NamedTuple):
     ----------
     range
         File, offset of the first range, and bytes of all of them.
-    count, distance
+    number, distance
         Number of ranges, and bytes from the start of one to the start of the next.
     """
 
     range: FileRange
-    count: int
+    number: int
     distance: int
 
 
@@ -289,9 +289,9 @@ class FileRanges:
         places = run_places(entry, pairs) if self.files.is_here(file) else None
         if places is None:
             return None
-        begin, count, distance = places
+        begin, number, distance = places
         nbytes = prod(stop - start for start, stop in pairs) * entry.itemsize
-        return FileRuns(FileRange(file, begin, nbytes), count, distance)
+        return FileRuns(FileRange(file, begin, nbytes), number, distance)
 
     def of_rows(self, names: Sequence[str], pairs: Bounds) -> list[FileRange] | None:
         """Byte ranges of the same contiguous slice of tensors of one dtype and shape; None for any other."""

@@ -528,9 +528,9 @@ class Prefetcher:
         least = MIN_RUN_BYTES if isinstance(self.native.threads, devices.CudaFileReader) else float("inf")
         places = {key: self.native.files.ranges.of_runs(key[0], pairs) for key, pairs in rest.items()}
         moves = {
-            key: FileMoveRequest(place.range, prefetch.tensors[key], 8, (), place.count, place.distance)
+            key: FileMoveRequest(place.range, prefetch.tensors[key], 8, (), place.number, place.distance)
             for key, place in places.items()
-            if place is not None and (place.count == 1 or place.range.nbytes // place.count >= least)
+            if place is not None and (place.number == 1 or place.range.nbytes // place.number >= least)
         }
         job = self.native.begin(list(moves.values())) if moves else None
         if job is None:
