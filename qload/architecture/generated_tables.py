@@ -30,8 +30,15 @@ STACKED = {
     "w2": ("down_proj",),
 }
 PREDICT = Size(("num_nextn_predict_layers",), 0, 0)
-# Type -> number of its first layers without experts, in a published config without `mlp_layer_types`.
-FIRST_DENSE = {"glm4_moe_lite": Size((), 1)}
+# Sizes of a published config, which lacks keys that transformers derives. `first_dense`: number of the first
+# layers without experts, in place of the list `mlp_layer_types`.
+PUBLISHED_SIZES = {
+    "deepseek_v32": {
+        "first_dense": Size(("first_k_dense_replace",), 3),
+        "head": Size(("qk_rope_head_dim",)),
+    },
+    "glm4_moe_lite": {"first_dense": Size((), 1)},
+}
 DENSE_LAYERS = {
     "mlp_layer_types[i] == dense": "i < first_dense",
     "mlp_layer_types[i] == sparse": "not i < first_dense",
@@ -51,14 +58,14 @@ def generated_table(model_type: str) -> Table | None:
     stored = read_file()["types"].get(model_type)
     if stored is None:
         return None
-    table, first = table_of(stored), FIRST_DENSE.get(model_type)
-    if first is None:
+    table, sizes = table_of(stored), PUBLISHED_SIZES.get(model_type)
+    if sizes is None:
         return table
     predicates = {
         name: f"{text} else {DENSE_LAYERS[text]}" if text in DENSE_LAYERS else text
         for name, text in table.predicates.items()
     }
-    return replace(table, sizes={**table.sizes, "first_dense": first}, predicates=predicates)
+    return replace(table, sizes={**table.sizes, **sizes}, predicates=predicates)
 
 
 def table_of(stored: Mapping[str, Any]) -> Table:

@@ -474,6 +474,7 @@ GATING: Mapping[str, Gating] = {
     "qwen3_moe": Gating(),
     "deepseek_v2": Gating(),
     "deepseek_v3": Gating(),
+    "deepseek_v32": Gating(),
     "glm4_moe": Gating(),
     "glm4_moe_lite": Gating(),
     "gpt_oss": Gating(alpha=("swiglu_alpha", 1.702), limit=("swiglu_limit", 7.0)),

@@ -10,7 +10,7 @@ Source: the routers of transformers 5.23.0, by type of model:
     top_k_softmax    gpt_oss
     top_k_sigmoid    llama4_text
     softmax_grouped  deepseek_v2
-    sigmoid_grouped  deepseek_v3, glm4_moe, glm4_moe_lite
+    sigmoid_grouped  deepseek_v3, deepseek_v32, glm4_moe, glm4_moe_lite
 
 `routed_scaling_factor` multiplies these weights alone; shared experts have no routing weight.
 
@@ -345,6 +345,7 @@ ROUTERS: Mapping[str, type[_Router]] = {
     "llama4_text": _Llama4,
     "deepseek_v2": _DeepseekV2,
     "deepseek_v3": _DeepseekV3,
+    "deepseek_v32": _DeepseekV3,
     "glm4_moe": _Glm4Moe,
     "glm4_moe_lite": _Glm4MoeLite,
 }

@@ -24,7 +24,8 @@ from qload.loader import Heads
 from qload.methods import ColumnParallelLinear, QKVParallelLinear, ReplicatedLinear, RowParallelLinear
 from qload.methods.checkpoint_linear import LinearFactory
 from qload.models.config import CAUSAL, LatentConfig, Mask, TextConfig
-from qload.models.kv_cache import PagedCache, Step, pad_heads, unpad_heads
+from qload.models.indexer import Indexer
+from qload.models.kv_cache import PagedCache, Step, pad_heads, unpad_heads, visible_keys
 from qload.models.norm import Norm, load_tensor
 from qload.models.rope import Rope, RopeConfig, rotate_halves, yarn_mscale
 from qload.models.stored_layers import check_biases, check_matrix, stored_parts
@@ -75,13 +76,14 @@ def attend_cached(
     scale: float,
     mask: Mask = CAUSAL,
     sinks: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """`attend` of the T new tokens of a `step` over a `layer` of the `cache`: (T, heads * Dv).
 
     `q`: (T, heads, Dk). Keys and values of the new tokens are already in the cache. `value_size`: Dv, without
-    padding.
+    padding. `bias`: additive mask of the scores (S, 1, Q, L), in place of `mask`.
     """
-    if step.new == 1:
+    if step.new == 1 and bias is None:
         cells, limits = (cache.keys[layer], cache.values[layer]), {"window": mask.window, "chunk": mask.chunk}
         y = attend_pages(
             q, cells, step.positions, step.pages, v_size=value_size, scale=scale, sinks=sinks, **limits
@@ -91,23 +93,13 @@ def attend_cached(
     keys, values = cache.read(layer, step.pages)
     rows = pad_heads(q, keys.shape[-1]).reshape(step.sequences, step.new, q.shape[1], -1)
     positions, count = step.positions.view(step.sequences, step.new), keys.shape[1]
-    bias = step.kept(
-        (count, q.dtype, mask.window, mask.chunk),
-        lambda: mask_bias(positions, count, q.dtype, mask.window, mask.chunk),
-    )
+    if bias is None:
+        bias = step.kept(
+            (count, q.dtype, mask.window, mask.chunk),
+            lambda: mask_bias(positions, count, q.dtype, mask.window, mask.chunk),
+        )
     y = attend_with_bias(rows, keys, values, bias, scale=scale, sinks=sinks)
     return unpad_heads(y, value_size).reshape(q.shape[0], -1)
-
-
-def visible_keys(positions: Tensor, keys: int, window: int | None, chunk: int | None) -> Tensor:
-    """Mask of the first `keys` keys, True if visible to a token at `positions` (...): bool (..., keys)."""
-    at, queries = torch.arange(keys, device=positions.device), positions.unsqueeze(-1)
-    visible = at <= queries
-    if window is not None:
-        visible &= at > queries - window
-    if chunk is not None:
-        visible &= at // chunk == queries // chunk
-    return visible
 
 
 def mask_bias(
@@ -323,14 +315,26 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = Norm.load(weights, f"{prefix}.kv_a_layernorm", sizes.kv_rank, NORM_EPS)
         self.kv_b_proj = ColumnParallelLinear.load(weights, expand, heads=heads, make=make)
         self.o_proj = RowParallelLinear.load(weights, out, make=make, reduce_results=reduce_results)
+        self.indexer: Indexer | None = None
+        if config.indexer is not None and sizes.q_rank is not None:
+            name = f"{prefix}.indexer"
+            self.indexer = Indexer(weights, name, config.indexer, config.hidden, sizes.q_rank, rope, make)
 
     def forward(self, x: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor:
         """Attend from the tokens x (T, H) of a `step` to their sequences in `layer` of the `cache`."""
-        q = self.queries(x).view(x.shape[0], -1, self.sizes.key_size)
+        bias: Tensor | None = None
+        if self.indexer is None:
+            queries = self.queries(x)
+        else:
+            q_a_proj, q_a_layernorm, q_b_proj = self.queries.children()
+            compressed = q_a_layernorm(q_a_proj(x))
+            queries = q_b_proj(compressed)
+            bias = self.indexer(x, compressed, step, cache, layer)
+        q = queries.view(x.shape[0], -1, self.sizes.key_size)
         k, v = self._keys_and_values(x)
         q, k = self._rotate(q, step), self._rotate(k, step)
         cache.write(layer, step.slots, k, v)
-        y = attend_cached(q, self.sizes.value_size, step, cache, layer, scale=self.scale)
+        y = attend_cached(q, self.sizes.value_size, step, cache, layer, scale=self.scale, bias=bias)
         return self.o_proj(y)  # type: ignore[no-any-return]
 
     def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,8 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LatentSize = Annotated[int, Field(ge=1, le=MAX_LATENT_SIZE)]
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+LATENT_TYPES = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite")
+INTERLEAVED_TYPES = ("deepseek_v2", "deepseek_v32")  # types that do not read `rope_interleave`
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
@@ -107,8 +108,42 @@ def latent_config(config: Mapping[str, Any]) -> LatentConfig | None:
         fields.qk_nope_head_dim,
         fields.qk_rope_head_dim,
         fields.v_head_dim,
-        model.type == "deepseek_v2" or bool(fields.rope_interleave),
+        model.type in INTERLEAVED_TYPES or bool(fields.rope_interleave),
     )
+
+
+@dataclass(frozen=True)
+class IndexerConfig:
+    """Sizes of DeepSeek V3.2's indexer; see `qload.models.indexer`.
+
+    Attributes
+    ----------
+    heads, head_size
+        `index_n_heads` and `index_head_dim`.
+    top_k
+        Number of keys that a token attends to, `index_topk`.
+    """
+
+    heads: int
+    head_size: int
+    top_k: int
+
+
+class _IndexerFields(Excerpt):
+    index_n_heads: LatentSize = 64
+    index_head_dim: LatentSize = 128
+    index_topk: Positions = 2048
+
+
+def _indexer_config(section: FoundConfig, latent: LatentConfig) -> IndexerConfig:
+    """Read the sizes of the indexer, which chooses keys by the compressed queries."""
+    if latent.q_rank is None:
+        raise section.error("q_lora_rank", "a number, for the indexer", "nothing")
+    fields = validate(_IndexerFields, section)
+    if fields.index_head_dim < latent.rope_size:
+        expected = f"at least {latent.rope_size}, the rotated elements"
+        raise section.error("index_head_dim", expected, str(fields.index_head_dim))
+    return IndexerConfig(fields.index_n_heads, fields.index_head_dim, fields.index_topk)
 
 
 @dataclass(frozen=True)
@@ -195,6 +230,8 @@ class TextConfig:
         Numbers of the layers with experts.
     latent
         Sizes of latent attention; None: plain attention.
+    indexer
+        Sizes of DeepSeek V3.2's indexer; None: tokens attend to all visible keys.
     eos
         Ids of the end-of-text tokens.
     dtype
@@ -227,6 +264,7 @@ class TextConfig:
     facts: ExpertFacts | None
     sparse_layers: frozenset[int]
     latent: LatentConfig | None
+    indexer: IndexerConfig | None
     eos: tuple[int, ...]
     dtype: torch.dtype | None
 
@@ -294,6 +332,7 @@ def text_config(config: Mapping[str, Any], facts: ExpertFacts | None = None) -> 
         facts=facts or (_expert_facts(section, architecture) if sparse_layers else None),
         sparse_layers=sparse_layers,
         latent=latent,
+        indexer=_indexer_config(section, latent) if latent and family.indexed else None,
         eos=(eos,) if isinstance(eos, int) else tuple(eos or ()),
         dtype=config_dtype(config),
     )

@@ -37,6 +37,8 @@ class Family:
         Norm of each head of queries and keys: before rope with a weight, or after rope without one.
     sinks
         Whether each head has an attention sink: one more softmax column, which is dropped.
+    indexed
+        Whether an indexer chooses the keys that a token attends to.
     feed_forward, router, shared
         Names of a layer's feed-forward part, of its router, and of its shared expert.
     """
@@ -49,6 +51,7 @@ class Family:
     pairs: bool = False
     head_norm: HeadNorm = "none"
     sinks: bool = False
+    indexed: bool = False
     feed_forward: tuple[str, ...] = ("mlp",)
     router: str = "gate"
     shared: str = ""
@@ -97,6 +100,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "deepseek_v2": Family(_defaults(1e-6, 2048), pairs=True, shared="shared_experts"),
     "deepseek_v3": Family(_defaults(1e-6, 4096, 1), pairs=True, shared="shared_experts"),
+    "deepseek_v32": Family(_defaults(1e-6, 163840, 1), pairs=True, indexed=True, shared="shared_experts"),
     "glm4_moe": Family(
         _defaults(1e-5, 131072, None, use_qk_norm=False),
         rotary_share=0.5,

@@ -384,7 +384,7 @@ class Engine:
         freed = self._table.restart(sequence)
         if freed:
             pages = torch.tensor(freed).to(self.device)
-            for cells in (self.cache.keys, self.cache.values):
+            for cells in self.cache.buffers():
                 cells.index_fill_(1, pages, 0)
 
     def check(self, prompt_ids: Sequence[int], tokens: int) -> None:
@@ -573,7 +573,7 @@ class Engine:
     def _run_padded(self, ids: Tensor, places: Tensor, pages: Tensor) -> tuple[Tensor, ...]:
         """`run` a padded prompt."""
         logits = self.run(ids, places, pages)
-        for cells in (self.cache.keys, self.cache.values):
+        for cells in self.cache.buffers():
             cells[:, PADDING_PAGE].zero_()  # a mask would not hide a NaN from the next sequence
         return (logits,)
 

@@ -85,6 +85,17 @@ def unpad_heads(heads: Tensor, size: int) -> Tensor:
     return heads[..., :size]
 
 
+def visible_keys(positions: Tensor, keys: int, window: int | None, chunk: int | None) -> Tensor:
+    """Mask of the first `keys` keys, True if visible to a token at `positions` (...): bool (..., keys)."""
+    at, queries = torch.arange(keys, device=positions.device), positions.unsqueeze(-1)
+    visible = at <= queries
+    if window is not None:
+        visible &= at > queries - window
+    if chunk is not None:
+        visible &= at // chunk == queries // chunk
+    return visible
+
+
 class PagedCache(nn.Module):
     """Keys (Dk) and values (Dv) of `pages` * `page_size` tokens, for every layer; zeros until written.
 
@@ -99,10 +110,13 @@ class PagedCache(nn.Module):
         than the model's own; written heads are padded to it.
     dtype, device
         Of keys and values.
+    index_dim
+        Elements of the key that the indexer of DeepSeek V3.2 stores for a token; 0: no such keys.
     """
 
     keys: Tensor
     values: Tensor
+    index_keys: Tensor | None
 
     def __init__(
         self,
@@ -114,6 +128,7 @@ class PagedCache(nn.Module):
         v_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        index_dim: int = 0,
     ) -> None:
         super().__init__()
         sizes = {"layers": layers, "pages": pages, "page_size": page_size}
@@ -125,6 +140,9 @@ class PagedCache(nn.Module):
         for name, dim in (("keys", k_dim), ("values", v_dim)):
             cells = torch.zeros(layers, pages, page_size, kv_heads, dim, dtype=dtype, device=device)
             self.register_buffer(name, cells, persistent=False)
+        shape = (layers, pages, page_size, index_dim)
+        index_keys = torch.zeros(shape, dtype=dtype, device=device) if index_dim else None
+        self.register_buffer("index_keys", index_keys, persistent=False)
 
     @classmethod
     def of(
@@ -146,12 +164,15 @@ class PagedCache(nn.Module):
         """
         heads = max(1, config.kv_heads // ranks)
         widths = (head_sizes or HeadSizes()).padded(config.head_dim, config.v_head_dim)
-        return cls(config.layers, pages, page_size, heads, *widths, dtype=dtype, device=device)
+        options: dict[str, Any] = {"dtype": dtype, "device": device}
+        if config.indexer is not None:
+            options["index_dim"] = config.indexer.head_size
+        return cls(config.layers, pages, page_size, heads, *widths, **options)
 
     @property
     def bytes(self) -> int:
-        """Memory of keys and values in bytes."""
-        return self.keys.nbytes + self.values.nbytes
+        """Memory of all keys and values in bytes."""
+        return sum(cells.nbytes for cells in self.buffers())
 
     @property
     def pages(self) -> int:
@@ -173,6 +194,19 @@ class PagedCache(nn.Module):
         caller.
         """
         return self._gather(self.keys[layer], pages), self._gather(self.values[layer], pages)
+
+    def write_index(self, layer: int, slots: Tensor, keys: Tensor) -> None:
+        """Write the index `keys` (T, index dim) of a `layer` to `slots` (T,)."""
+        self._index_keys(layer).flatten(0, 1).index_copy_(0, slots, keys)
+
+    def read_index(self, layer: int, pages: Tensor) -> Tensor:
+        """Gather the index keys (S, L, index dim) of `pages` (S, P) of a `layer`, as `read`."""
+        return self._gather(self._index_keys(layer), pages)
+
+    def _index_keys(self, layer: int) -> Tensor:
+        if self.index_keys is None:
+            raise ArgumentError("cache", "PagedCache.of(config), with keys of the indexer", "a cache without")
+        return self.index_keys[layer]
 
     def _gather(self, cells: Tensor, pages: Tensor) -> Tensor:
         gathered = cells.index_select(0, pages.flatten())

@@ -85,6 +85,13 @@ TYPE_ENTRIES: Mapping[str, Mapping[str, Any]] = {
     },
     "deepseek_v2": {**LATENT, "topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0},
     "deepseek_v3": {**LATENT, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8}},
+    "deepseek_v32": {
+        **LATENT,
+        "n_shared_experts": 1,
+        "index_n_heads": 16,
+        "index_head_dim": 8,
+        "index_topk": 4,
+    },
     "glm4_moe": {
         **EXPERTS,
         "n_routed_experts": 4,
@@ -214,6 +221,7 @@ CHECKPOINT_SIZES: Mapping[str, int] = {
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 32,
     "v_head_dim": 32,
+    "index_head_dim": 64,
 }
 
 

@@ -35,6 +35,10 @@ READ: Mapping[str, tuple[dict[str, Any], Routing]] = {
         Routing("softmax_grouped", 64, 6, groups=8, top_groups=3, factor=16.0),
     ),
     "deepseek_v3": ({}, Routing("sigmoid_grouped", 256, 8, True, groups=8, top_groups=4, factor=2.5)),
+    "deepseek_v32": (
+        {"n_routed_experts": 256},
+        Routing("sigmoid_grouped", 256, 8, True, groups=8, top_groups=4, factor=2.5),
+    ),
     "glm4_moe": ({"n_routed_experts": 16}, Routing("sigmoid_grouped", 16, 8, True)),
     "glm4_moe_lite": ({"n_routed_experts": 16}, Routing("sigmoid_grouped", 16, 4, True, factor=1.8)),
 }  # fmt: skip

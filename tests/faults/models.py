@@ -16,10 +16,10 @@ FAULTS = (
         "share = ((rotations - low_end) / (high_end - low_end)).clamp(0, 1)",
         "share = (rotations - low_end) / (high_end - low_end)",
     ),
-    Fault("window-one-wider", "qload/models/attention.py", "at > queries - window", "at >= queries - window"),
+    Fault("window-one-wider", "qload/models/kv_cache.py", "at > queries - window", "at >= queries - window"),
     Fault(
         "chunks-reach-back",
-        "qload/models/attention.py",
+        "qload/models/kv_cache.py",
         "at // chunk == queries // chunk",
         "at >= queries - chunk",
     ),

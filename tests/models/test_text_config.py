@@ -30,7 +30,7 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16, 
 
 GENERATED = {  # sizes of a type without defaults of them
     **{key: size for key, size in SIZES.items() if key not in ("max_position_embeddings", "rms_norm_eps")},
-    "n_routed_experts": 8,
+    "n_routed_experts": 16,
     "n_shared_experts": 1,
     "moe_intermediate_size": 24,
     "kv_lora_rank": 16,
@@ -69,6 +69,7 @@ DEFAULTS: dict[str, tuple[float, int, tuple[int, ...], str, float, float, dict[M
     "llama4_text": (1e-5, 131072, (2,), "default", 5e5, 1, {Mask(None, 8192): 36, Mask(rotary=False): 12}),
     "deepseek_v2": (1e-6, 2048, (2,), "default", 1e4, 1, {FULL: 32}),
     "deepseek_v3": (1e-6, 4096, (1,), "default", 1e4, 1, {FULL: 61}),
+    "deepseek_v32": (1e-6, 163840, (1,), "default", 1e4, 1, {FULL: 2}),
     "glm4_moe": (1e-5, 131072, (), "default", 1e4, 1, {FULL: 2}),
     "glm4_moe_lite": (1e-5, 202752, (1,), "default", 1e4, 1, {FULL: 2}),
 }

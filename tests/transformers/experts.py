@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32MoE
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeMoE
 from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteMoE
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
@@ -36,6 +37,7 @@ BLOCKS: dict[str, type[Any]] = {
     "llama4_text": Llama4TextMoe,
     "deepseek_v2": DeepseekV2Moe,
     "deepseek_v3": DeepseekV3MoE,
+    "deepseek_v32": DeepseekV32MoE,
     "glm4_moe": Glm4MoeMoE,
     "glm4_moe_lite": Glm4MoeLiteMoE,
 }
@@ -62,6 +64,7 @@ MORE: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 16.0,
     },
     "deepseek_v3": {"n_routed_experts": E, "n_group": 4, "topk_group": 2},
+    "deepseek_v32": {"n_routed_experts": E, "n_group": 4, "topk_group": 2},
     "glm4_moe": {"n_routed_experts": E, "routed_scaling_factor": 2.5},
     "glm4_moe_lite": {"n_routed_experts": E},
 }

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32TopkRouter
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteTopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
@@ -31,10 +32,11 @@ MODULES: dict[str, type[Any]] = {
     "llama4_text": Llama4Router,
     "deepseek_v2": DeepseekV2TopkRouter,
     "deepseek_v3": DeepseekV3TopkRouter,
+    "deepseek_v32": DeepseekV32TopkRouter,
     "glm4_moe": Glm4MoeTopkRouter,
     "glm4_moe_lite": Glm4MoeLiteTopkRouter,
 }
-GENERATED = ("glm4_moe", "glm4_moe_lite")  # types without a default of the number of experts
+GENERATED = ("deepseek_v32", "glm4_moe", "glm4_moe_lite")  # types without a default of the number of experts
 GROUPED = ("deepseek_v2", "deepseek_v3", *GENERATED)
 COUNTS = {**dict.fromkeys(GROUPED, "n_routed_experts"), "qwen2_moe": "num_experts"}
 

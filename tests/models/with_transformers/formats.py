@@ -30,8 +30,8 @@ from tests.models.with_transformers.stored import FORMATS
 
 RANGE = 1e-5  # of the logits: sums of float32 in another order
 SPARSE = (
-    "mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v2", "deepseek_v3", "glm4_moe",
-    "glm4_moe_lite",
+    "mixtral", "qwen3_moe", "gpt_oss", "llama4_text", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    "glm4_moe", "glm4_moe_lite",
 )  # fmt: skip
 STACKED = ("gpt_oss", "llama4_text")  # experts in one tensor (E, K, N)
 SIZES: dict[str, Any] = {

@@ -15,9 +15,9 @@ transformers.logging.disable_progress_bar()
 
 KINDS = (
     "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt_oss", "llama4_text",
-    "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite",
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite",
 )  # fmt: skip
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite")
 ROUTED = (
     "n_routed_experts", "n_shared_experts", "first_k_dense_replace", "n_group", "topk_group",
     "routed_scaling_factor",
@@ -122,6 +122,10 @@ def of_kind(kind: str, chance: random.Random, layers: int) -> dict[str, Any]:
         },
         "deepseek_v2": {**latent, "topk_method": chance.choice(["greedy", "group_limited_greedy"])},
         "deepseek_v3": {**latent, "norm_topk_prob": coin(), "rope_interleave": coin()},
+        "deepseek_v32": {
+            **latent, "q_lora_rank": 20, "norm_topk_prob": coin(), "head_dim": 4,
+            "index_n_heads": 16, "index_head_dim": 32, "index_topk": chance.choice([3, 7, 64]),
+        },
         "glm4_moe": {
             **{key: latent[key] for key in ROUTED}, **experts, **bias, **head,
             "norm_topk_prob": coin(), "use_qk_norm": coin(),
