@@ -100,20 +100,20 @@ WORKS = {work.__name__: work for work in (bits, replays, killed, raises)}
 
 @pytest.mark.parametrize("work", ["bits", "replays"])
 def test_two_gpus_sum_as_the_cpu_does(work: str) -> None:
-    run = torchrun.ended(2, "-m", "tests.gpu.test_peers", work)
+    run = torchrun.ended(2, "-m", "tests.gpu.test_two_gpus", work)
 
     assert run.returncode == 0, run.stderr
 
 
 def test_a_rank_that_waits_on_the_gpu_for_a_killed_one_names_it(tmp_path: Path) -> None:
-    run = torchrun.ended(2, "-m", "tests.gpu.test_peers", "killed", str(tmp_path))
+    run = torchrun.ended(2, "-m", "tests.gpu.test_two_gpus", "killed", str(tmp_path))
 
     assert run.returncode != 0
     assert (tmp_path / "0").read_text() == "LostRankError: rank 1 of 2 is lost\n  reason   its process ended"
 
 
 def test_an_error_is_raised_on_both_ranks_while_a_gpu_waits(tmp_path: Path) -> None:
-    run = torchrun.ended(2, "-m", "tests.gpu.test_peers", "raises", str(tmp_path))
+    run = torchrun.ended(2, "-m", "tests.gpu.test_two_gpus", "raises", str(tmp_path))
 
     assert run.returncode != 0
     texts = {(tmp_path / str(rank)).read_text() for rank in range(2)}
