@@ -17,10 +17,8 @@ from qload.parallel import Collectives, collectives_of, joined_world, summed_and
 from qload.testing import assert_same_bits
 from tests.support import torchrun
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+NEEDS_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+pytestmark = [pytest.mark.gpu, NEEDS_TWO]
 
 SHAPES = ((1, 8), (1, 8192), (3, 4104), (16, 8192), (33, 1000), (512, 4096), (512, 8192))
 DTYPES = (torch.float16, torch.bfloat16)
