@@ -447,8 +447,8 @@ def symmetric(bits: int, codes: Tensor | LazyCodes, scales: Tensor, k_group: Ten
 
 
 def has_middle_zeros(words: Tensor, bits: int, zeros: ZeroPoints) -> bool:
-    """Return whether every zero point in words (G, W) is 2**(bits - 1); unpacks nothing."""
-    row = _middle_row(bits, zeros, words.shape[1])
+    """Return whether every zero point in words (..., G, W) is 2**(bits - 1); unpacks nothing."""
+    row = _middle_row(bits, zeros, words.shape[-1])
     if type(words) is Tensor and words.device.type == "cpu":  # numpy: one thread suffices for few words
         return bool((words.numpy() == row.numpy()).all())
     return bool((words == row.to(words.device)).all())
