@@ -113,7 +113,7 @@ def files() -> None:
     with TemporaryFile() as file:
         file.write(data.numpy().tobytes())
         file.flush()
-        ranges = [(file.fileno(), *one, out.data_ptr()) for one, out in zip(asked, outs, strict=True)]
+        ranges = [(file.fileno(), *one, out.data_ptr(), 1, 0) for one, out in zip(asked, outs, strict=True)]
         if not reader.wait(reader.begin(ranges, torch.cuda.current_stream(device))):
             raise SystemExit("the module could not read a file")
         for (begin, count), out in zip(asked, outs, strict=True):
