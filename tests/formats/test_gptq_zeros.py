@@ -14,6 +14,7 @@ from qload.errors import MismatchError
 from qload.layouts import StoredMinusOne, StoredMinusOnePerField
 from qload.parallel import FakeWorld
 from qload.spec import zero_point_evidence
+from qload.spec.weight import has_middle_zeros
 from qload.storage import MemoryStorage
 from qload.verify import verify
 from qload.weights import Weights
@@ -581,3 +582,14 @@ def test_a_doubt_is_told_by_a_conversion(tmp_path: Path) -> None:
 
     assert code == 0
     assert f"{NAME}: programs wrap zero points of 0, stored minus one" in output
+
+
+def test_zero_points_of_stacked_experts_are_compared_by_their_last_axis() -> None:
+    middle = packed(torch.full((4, 16), 7), 4).expand(3, 4, 2).clone()
+    other = middle.clone()
+    other[2, 1, 1] += 1
+
+    for words, expected in ((middle, True), (other, False)):
+        parameter = torch.nn.Parameter(words, requires_grad=False)  # compared by torch, as on a GPU
+        assert has_middle_zeros(words, 4, StoredMinusOne()) is expected
+        assert has_middle_zeros(parameter, 4, StoredMinusOne()) is expected
