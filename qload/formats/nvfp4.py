@@ -1,12 +1,15 @@
 """NVFP4: four-bit floats, an FP8 scale for every 16 inputs, and a global scale for the tensor.
 
-On disk, for a layer of K inputs and N outputs, under the names of compressed-tensors (nvfp4-pack-quantized)
-and of ModelOpt:
+On disk, for a layer of K inputs and N outputs, written by compressed-tensors (nvfp4-pack-quantized), and by
+ModelOpt with names of its own and the inverse as second scale:
 
-    weight_packed        weight          uint8   (N, K/2)    two e2m1 codes a byte, the first in the low bits
-    weight_scale         weight_scale    e4m3fn  (N, K/16)
-    weight_global_scale  weight_scale_2  fp32    () or (1,)  a divisor, or a factor
-    input_global_scale   input_scale     fp32    () or (1,)  of the activations; optional
+    weight_packed        uint8   (N, K/2)    two e2m1 codes a byte, the first in the low bits
+    weight_scale         e4m3fn  (N, K/16)
+    weight_global_scale  fp32    () or (1,)
+    input_global_scale   fp32    () or (1,)  of the activations; optional
+    weight               uint8   (N, K/2)    likewise
+    weight_scale_2       fp32    () or (1,)
+    input_scale          fp32    () or (1,)  of the activations; optional
 
     w[n, k] = e2m1[code] * (weight_scale[n, k / 16] / weight_global_scale)
     w[n, k] = e2m1[code] * (weight_scale[n, k / 16] * weight_scale_2)

@@ -1,6 +1,13 @@
 """compressed-tensors, pack-quantized: codes in words along K, one scale for the tensor.
 
-Tensors are those of `packed`, with weight_scale () or (1,), and as zero point an int8 number:
+On disk, for a layer of K inputs and N outputs, b bits, w(K) words as in `packed`:
+
+    weight_packed      int32             (N, w(K))   codes, in one of the two packings of `layouts`
+    weight_scale       fp16, bf16, fp32  () or (1,)
+    weight_zero_point  int8              () or (1,)  signed; asymmetric layers only
+    weight_shape       int32, int64      (2,)        N and K: a partly filled last word hides K
+    input_scale        fp16, bf16, fp32  () or (1,)  of the activations; static ones only
+    input_zero_point   int8              () or (1,)  likewise
 
     w[n, k] = weight_scale * (code[n, k] - 2**(b-1) - weight_zero_point)
 """

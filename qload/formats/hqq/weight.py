@@ -6,6 +6,16 @@ axis 0:
     W_q    uint8, int32      (rows/blocks, columns)  codes of M in blocks of rows, the first in the high bits
     scale  fp16, bf16, fp32  (N*K/g, 1)              (1, N*K/g) on axis 0
     zero   as the scale      as the scale
+    shape          int64 (2,)   N and K
+    nbits          int32, fp32  bits of a code; 1.58 is stored as 2
+    axis           int32        0 or 1
+    group_size     int32        missing without groups
+    packing        uint8        ASCII bytes, as 4bit_u8
+    compute_dtype  uint8        ASCII bytes, as torch.float16
+    view_as_float  uint8        1: W_q has a dtype of floats
+    channel_wise   uint8        0, one scale of the tensor, is refused
+    quant_scale    uint8        1, quantized scales, is refused
+    quant_zero     uint8        1, quantized zero points, is refused
 
     w = ((code - zero) * scale).reshape(N, K)
 
