@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from qload.architecture.architecture import architecture_of
 from qload.architecture.model_tables import TABLES
 from qload.errors import ConfigError
 from qload.experts import GatedActivation
@@ -213,6 +214,11 @@ def test_layers_with_experts_follow_from_the_type_without_their_list() -> None:
 
     assert text_config(lite).sparse_layers == {1, 2}
     assert text_config({**lite, "mlp_layer_types": ["sparse", "dense", "dense"]}).sparse_layers == {0}
+    architecture = architecture_of(lite)
+    assert architecture is not None
+    required = set(architecture.required())
+    assert "model.layers.0.mlp.gate_proj" in required
+    assert not required & {"model.layers.0.mlp.gate", "model.layers.1.mlp.gate_proj"}
 
 
 def test_rope_of_some_layers_alone_is_refused_by_the_layers() -> None:
