@@ -164,7 +164,7 @@ def test_the_module_shows_the_name_of_the_script(
     monkeypatch.setattr(sys, "argv", ["__main__.py", "--help"])
 
     with pytest.raises(SystemExit):
-        runpy.run_module("qload", run_name="__main__")
+        runpy.run_path(str(ROOT / "qload" / "__main__.py"), run_name="__main__")
 
     assert capsys.readouterr().out.startswith("Usage: qload [OPTIONS]")
 
