@@ -394,6 +394,8 @@ class Architecture:
         """Return whether a `row` is required, in `layer` for a row of layers."""
         if row.optional or ("{layer}" in row.name) != (layer is not None):
             return False
+        if self._is_empty(row.shape):
+            return False
         of_head = row.name.removesuffix(".bias") == self.table.head
         if (of_head and not self.headed) or (row.name == self.table.head and self.tied):
             return False
@@ -423,6 +425,19 @@ class Architecture:
     def _size(self) -> Callable[[str], int | None]:
         """Cached value of an expression of the table."""
         return cache(partial(evaluate_size, sizes=self.sizes))
+
+    @cached_property
+    def _is_empty(self) -> Callable[[str], bool]:
+        """Cached: whether the config leaves out tensors of a shape, with a dimension of 0 or null."""
+        return cache(lambda shape: any(map(self._is_left_out, shape.split())))
+
+    def _is_left_out(self, dimension: str) -> bool:
+        size, sizes = self._size(dimension), self.table.sizes
+        if size is not None:
+            return size == 0
+        return any(
+            read_key(self.config, key) is None for name in named_in(dimension) for key in sizes[name].keys
+        )
 
     @cached_property
     def _lists(self) -> Lists:

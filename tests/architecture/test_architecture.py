@@ -143,6 +143,19 @@ def test_sizes_are_read_from_sections_and_from_the_length_of_lists() -> None:
     assert read_sizes(table, {"vision": [], "count": 1})[0] == {"depth": 3, "kinds": 1, "wrong": 5}
 
 
+@pytest.mark.parametrize(("size", "needed"), [(0, False), (None, False), (8, True)])
+def test_tensors_with_a_size_that_the_config_sets_to_nothing_are_not_required(
+    size: int | None, needed: bool
+) -> None:
+    gemma = architecture_of({**LLAMA, "model_type": "gemma4_text", "hidden_size_per_layer_input": size})
+    lora = architecture_of({**LLAMA, "model_type": "glm4_moe_lite", "q_lora_rank": 8, "kv_lora_rank": size})
+    assert gemma is not None
+    assert lora is not None
+
+    assert any("per_layer" in name for name in gemma.required()) is needed
+    assert any("kv_a_layernorm" in name for name in lora.required()) is needed
+
+
 def test_numbers_of_other_lists_are_no_layers() -> None:
     row = Row("vision.blocks.{number}.proj", "8 8")
     match = find_row("vision.blocks.7.proj", dict.fromkeys(row_keys(row.name), row), "model")

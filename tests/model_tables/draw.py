@@ -20,6 +20,7 @@ SKIPPED = re.compile(
     r"\w*token(_id|_index|_ids)?|\w*dropout\w*|\w*_eps|\w+_id|chunk_size\w*|problem_type|dtype|add_cross_attention"
 )
 READ = re.compile(r'getattr\(\s*(?:self\.)?config,\s*"(\w+)"')
+CONDITION = r"if (?:not )?[\w.]*\b{0}(?::| >| and | or )"  # of tensors, on a size above 0
 NONE_OF = re.compile(r"(num|n)_\w*(experts?|shared|predict)\w*|\w*(shared|latent|lora)\w*|\w+_rank")
 LISTS = ("layer_types", "layers_block_type", "mlp_layer_types")
 VOCABULARY_MAP = "vocabulary_map"  # tokens of images, without a default
@@ -145,6 +146,8 @@ def _values(one: Field, hint: str, present: Any, source: str) -> Iterator[Any]:
     if isinstance(one.default, bool) or ("bool" in hint and one.default is None):
         yield not one.default
     elif isinstance(one.default, int):
+        if one.default and (NONE_OF.fullmatch(one.leaf) or re.search(CONDITION.format(one.leaf), source)):
+            yield 0
         yield from _integers(one)
         if "None" in hint:
             yield None
@@ -170,8 +173,6 @@ def _values(one: Field, hint: str, present: Any, source: str) -> Iterator[Any]:
 
 def _integers(one: Field) -> Iterator[int]:
     value = one.default
-    if value and NONE_OF.fullmatch(one.leaf):
-        yield 0
     if LAYERS.fullmatch(one.leaf) and value > 1:
         yield from (count for count in LAYER_COUNTS if count != value)
     elif EXPERTS.fullmatch(one.leaf) and value > 1:

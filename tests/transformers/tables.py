@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from qload import architecture_of, verify
 from qload.architecture import Architecture, Inventory
 from qload.architecture.generated_tables import read_file
 from qload.architecture.model_tables import TABLES
 from tests.model_tables.build import build_sample
+from tests.model_tables.draw import fields_of
 from tests.model_tables.generate import class_of_type
 from tests.model_tables.prove import differences
 from tests.model_tables.tiny import tiny_changes, write_tiny
@@ -177,3 +178,10 @@ def assert_explained(kind: str, seed: int, tmp_path: Path) -> None:
     assert report.findings == ()
     assert report.coverage is not None
     assert report.coverage.explained == report.coverage.total
+
+
+def test_a_size_that_a_model_tests_is_drawn_as_none() -> None:
+    by_name = {field.name: field.values for field in fields_of(CONFIG_MAPPING["gemma4_text"])}
+
+    assert 0 in by_name["hidden_size_per_layer_input"]
+    assert 0 not in by_name["hidden_size"]
