@@ -22,9 +22,10 @@ from tests.model_tables.build import Sample, Shapes, build_model, stored_name
 from tests.model_tables.draw import fields_of, flatten, make_config, sections_of, text_section
 from tests.model_tables.explore import explore
 from tests.model_tables.prove import WEIGHT, differences, prune
-from tests.model_tables.table import Defaults, Entry, Fitted, Towers
+from tests.model_tables.table import UNKNOWN, Defaults, Entry, Fitted, Towers
 
 PROOFS, ROUNDS = 10, 3
+MAX_CONSTANT = 3  # a width of convolutions
 # The first class of a type counts; a class with towers precedes one of its text model alone.
 MAPPINGS = (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
@@ -84,9 +85,24 @@ def fit_entry(samples: Sequence[Sample], defaults: Defaults) -> dict[str, Any]:
     """Fit an entry to samples; one of the tensors around a text model that has its own table."""
     declared = frozenset(defaults.declared)
     if not defaults.outer:
-        return Entry(Fitted(samples, declared, defaults.section), defaults).data()
-    towers = [replace(sample, shapes=outer_shapes(sample)) for sample in samples]
-    return Towers(Fitted(towers, declared, defaults.section, with_layers=False), defaults).data()
+        entry = Entry(Fitted(samples, declared, defaults.section), defaults).data()
+    else:
+        towers = [replace(sample, shapes=outer_shapes(sample)) for sample in samples]
+        entry = Towers(Fitted(towers, declared, defaults.section, with_layers=False), defaults).data()
+    forget_constants(entry)
+    return entry
+
+
+def forget_constants(entry: Mapping[str, Any]) -> None:
+    """Make sizes unknown that no draw changed, except those of kernels, and so of a default config alone."""
+    given = {name for name, flag in entry.get("flags", {}).items() if flag.get("given")}
+    for line in entry["rows"]:
+        if len(line) > 1:
+            largest = 1 if given.intersection("".join(line[3:4]).split()) else MAX_CONSTANT
+            sizes = [
+                UNKNOWN if size.isdecimal() and int(size) > largest else size for size in line[1].split()
+            ]
+            line[1] = " ".join(sizes)
 
 
 def outer_shapes(sample: Sample) -> Shapes:

@@ -14,7 +14,7 @@ from qload.architecture.generated_tables import read_file
 from qload.architecture.model_tables import TABLES
 from tests.model_tables.build import build_sample
 from tests.model_tables.draw import fields_of
-from tests.model_tables.generate import class_of_type
+from tests.model_tables.generate import class_of_type, forget_constants
 from tests.model_tables.prove import differences
 from tests.model_tables.tiny import tiny_changes, write_tiny
 from tests.transformers.models import stored, tiny, written
@@ -185,3 +185,20 @@ def test_a_size_that_a_model_tests_is_drawn_as_none() -> None:
 
     assert 0 in by_name["hidden_size_per_layer_input"]
     assert 0 not in by_name["hidden_size"]
+
+
+def test_sizes_that_no_draw_changed_are_unknown() -> None:
+    rows = [["a.weight", "hidden 3"], ["b.weight", "16 hidden 14 14"], ["c.weight", "2 hidden", "", "rank"]]
+    entry = {"flags": {"rank": {"given": True}}, "rows": rows}
+
+    forget_constants(entry)
+
+    assert [row[1] for row in rows] == ["hidden 3", "unknown hidden unknown unknown", "unknown hidden"]
+
+
+def test_no_table_has_the_sizes_of_a_default_config() -> None:
+    for entry in GENERATED.values():
+        rows = [[*line] for line in entry["rows"]]
+        forget_constants({**entry, "rows": rows})
+
+        assert rows == entry["rows"]
