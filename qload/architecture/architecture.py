@@ -35,6 +35,7 @@ from qload.architecture.table import (
 )
 from qload.architecture.table import size_names as named_in
 from qload.configs import value_text
+from qload.configs.matching import HEAD
 from qload.errors import checked
 from qload.loader import Heads
 
@@ -549,9 +550,11 @@ class Inventory:
         self._first: RowMatch | None = None
         self._predictors: dict[int, bool] = {}
         self._predicting: set[int] = set()
+        self._has_plain_head = False  # where the table has another name
         for name in names:
             place = architecture.find(name)
             if place is None:
+                self._has_plain_head = self._has_plain_head or name == HEAD
                 self._add_predictor(name)
                 continue
             self._first = self._first or place
@@ -622,6 +625,8 @@ class Inventory:
 
     def _has_model(self, row: Row) -> bool:
         names, table = {row.name}, self.architecture.table
+        if self._has_plain_head and row.name == table.head:
+            return True
         if self.architecture.tied and row.name == table.embedding:
             names.add(table.head)  # either tensor suffices
         return any(key in self._model for name in names for key in row_keys(name))

@@ -11,6 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from qload import Heads, architecture_of
 from qload.architecture import Architecture, Inventory
 from qload.architecture.architecture import read_flag, read_sizes
+from qload.architecture.generated_tables import read_file
 from qload.architecture.model_tables import TABLES
 from qload.architecture.table import (
     Flag,
@@ -154,6 +155,25 @@ def test_tensors_with_a_size_that_the_config_sets_to_nothing_are_not_required(
 
     assert any("per_layer" in name for name in gemma.required()) is needed
     assert any("kv_a_layernorm" in name for name in lora.required()) is needed
+
+
+@pytest.mark.parametrize(("head", "missing"), [("lm_head", False), ("other_head", True)])
+def test_the_head_of_a_whole_model_is_that_of_its_text_model(head: str, missing: bool) -> None:
+    config = {"model_type": "mllama", "text_config": {**LLAMA, "model_type": "mllama_text_model"}}
+    architecture = architecture_of({**config, "tie_word_embeddings": False})
+    assert architecture is not None
+
+    lost = [each.name for each in Inventory(architecture, {head}).missing()]
+
+    assert architecture.table.head == "language_model.lm_head"
+    assert any(name.endswith("lm_head") for name in lost) is missing
+
+
+def test_towers_are_never_required() -> None:
+    rows = [line for entry in read_file()["types"].values() for line in entry["rows"] if "vision" in line[0]]
+
+    assert len(rows) > 500
+    assert {"optional" in line[4] for line in rows} == {True}
 
 
 def test_numbers_of_other_lists_are_no_layers() -> None:

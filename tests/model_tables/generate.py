@@ -94,15 +94,18 @@ def fit_entry(samples: Sequence[Sample], defaults: Defaults) -> dict[str, Any]:
 
 
 def forget_constants(entry: Mapping[str, Any]) -> None:
-    """Make sizes unknown that no draw changed, except those of kernels, and so of a default config alone."""
+    """Make sizes unknown that no draw changed, except widths of convolutions; also sums of two quotients."""
     given = {name for name, flag in entry.get("flags", {}).items() if flag.get("given")}
     for line in entry["rows"]:
         if len(line) > 1:
             largest = 1 if given.intersection("".join(line[3:4]).split()) else MAX_CONSTANT
-            sizes = [
-                UNKNOWN if size.isdecimal() and int(size) > largest else size for size in line[1].split()
-            ]
-            line[1] = " ".join(sizes)
+            sizes = line[1].split()
+            line[1] = " ".join(UNKNOWN if is_accidental(size, largest) else size for size in sizes)
+
+
+def is_accidental(size: str, largest: int) -> bool:
+    """Return whether an expression may fit the draws by accident; `largest`: the largest sound constant."""
+    return size.count("/") > 1 or (size.isdecimal() and int(size) > largest)
 
 
 def outer_shapes(sample: Sample) -> Shapes:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from qload.architecture.names import TOWER
 from qload.architecture.table import evaluate_size
 from tests.model_tables.build import Sample
 from tests.model_tables.draw import LAYERS
@@ -479,6 +480,8 @@ class Entry:
 
     def _is_outer(self, row: Drawn) -> bool:
         """Return whether a row is not of the text model: published towers have names of several versions."""
+        if TOWER.search(row.name):
+            return True
         base = self.fitted.list.rpartition(".")[0]
         ends = (self.defaults.head, self.defaults.embedding)
         return bool(self.fitted.section) and not row.name.startswith(f"{base}.") and row.name not in ends

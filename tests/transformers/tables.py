@@ -189,11 +189,13 @@ def test_a_size_that_a_model_tests_is_drawn_as_none() -> None:
 
 def test_sizes_that_no_draw_changed_are_unknown() -> None:
     rows = [["a.weight", "hidden 3"], ["b.weight", "16 hidden 14 14"], ["c.weight", "2 hidden", "", "rank"]]
+    rows.append(["d.weight", "a/2+b/2 hidden/2"])
     entry = {"flags": {"rank": {"given": True}}, "rows": rows}
 
     forget_constants(entry)
 
-    assert [row[1] for row in rows] == ["hidden 3", "unknown hidden unknown unknown", "unknown hidden"]
+    shapes = ["hidden 3", "unknown hidden unknown unknown", "unknown hidden", "unknown hidden/2"]
+    assert [row[1] for row in rows] == shapes
 
 
 def test_no_table_has_the_sizes_of_a_default_config() -> None:

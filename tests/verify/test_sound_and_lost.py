@@ -69,7 +69,10 @@ def test_tiny_numbers_are_of_the_other_type_where_that_has_usual_ones(found: boo
     assert ("float-type" in rules(verify(model(tmp_path, tensors, **LLAMA)))) == found
 
 
-@pytest.mark.parametrize("kind", ["gemma", "gemma2"])
+PLUS_ONE = ("gemma", "gemma2", "vaultgemma", "qwen3_next", "qwen3_5_text", "minimax_m3_vl_text")
+
+
+@pytest.mark.parametrize("kind", PLUS_ONE)
 def test_norms_that_count_from_one_may_be_zero(kind: str, tmp_path: Path) -> None:
     tensors = {name: tensor * ("norm" not in name) for name, tensor in llama().items()}
 

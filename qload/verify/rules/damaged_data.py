@@ -38,7 +38,8 @@ from qload.verify.values import Run
 
 # constant-values
 NORM = re.compile(r".*(?:norm\w*|\bln_\w+)\.weight", re.IGNORECASE)
-NORM_PLUS_ONE = "gemma"  # types of model that add one to their norms
+# Types of model that add one to their norms. Source: transformers 5.23.0.
+NORM_PLUS_ONE = re.compile(r"gemma|qwen3_(?:5|next)|minimax_m3|minicpm(?:_ocr|v4)|step3p")
 MIN_CONSTANT_BYTES = 64  # equal bytes, too many for an accident
 
 # hole
@@ -139,7 +140,7 @@ def _is_multiplier(checkpoint: VerifiedCheckpoint, name: str, word: int) -> bool
     architecture = checkpoint.architecture
     if word or not NORM.fullmatch(name) or architecture is None:
         return False
-    return not architecture.type.startswith(NORM_PLUS_ONE) and architecture.find(name) is not None
+    return not NORM_PLUS_ONE.search(architecture.type) and architecture.find(name) is not None
 
 
 def _hex_word(word: int) -> str:
