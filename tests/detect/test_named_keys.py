@@ -451,17 +451,7 @@ def aliases(model: type[BaseModel]) -> Iterator[str]:
 
 def test_each_key_of_each_reader_is_in_a_section() -> None:
     known = {path[-1] for section in SECTIONS.values() for path in paths(section)}
-    for module in (
-        *MODULES,
-        auto_round,
-        bitsandbytes,
-        comfy,
-        compressed_tensors,
-        fp8,
-        gptq,
-        modelopt,
-        mx,
-    ):
+    for module in (*MODULES, *READERS):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, BaseModel) and value is not bnb._State:
                 assert {*aliases(value)} <= known, value
