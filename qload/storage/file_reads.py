@@ -210,13 +210,15 @@ def run_places(entry: Entry, pairs: Bounds) -> tuple[int, int, int] | None:
     """
     strides = [prod(entry.shape[axis + 1 :]) * entry.itemsize for axis in range(len(pairs))]
     first = entry.begin + sum(start * stride for (start, _), stride in zip(pairs, strides, strict=True))
-    offsets = np.zeros(1, np.int64)
-    before_last = pairs[: last_sliced_axis(entry, pairs)]
-    for (start, stop), stride in zip(before_last, strides, strict=False):
-        offsets = (offsets[:, None] + np.arange(stop - start) * stride).reshape(-1)
-    distance = int(offsets[1]) if len(offsets) > 1 else 0
-    equal = bool((np.diff(offsets) == distance).all())
-    return (first, len(offsets), distance) if equal else None
+    number, distance = 1, 0
+    for axis in reversed(range(last_sliced_axis(entry, pairs))):
+        length = pairs[axis][1] - pairs[axis][0]
+        if length > 1 and number > 1 and strides[axis] != number * distance:
+            return None
+        if length > 1 and number == 1:
+            distance = strides[axis]
+        number *= length
+    return first, number, distance
 
 
 def _read_strided(opened: RangeReader, at: int, stride: int, block: NDArray[np.uint8]) -> None:

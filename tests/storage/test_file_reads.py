@@ -1,11 +1,12 @@
 """Rectangular slices of tensors in files: the right bytes, in few reads for given gap and scratch limits."""
 
 import math
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 
-from qload.storage.file_reads import GAP, SCRATCH_BYTES, Bounds, read_slices
+from qload.storage.file_reads import GAP, SCRATCH_BYTES, Bounds, read_slices, run_places
 from qload.storage.header import ITEM_BYTES, Entry
 
 BEGIN = 3  # offset of the tensor in its file
@@ -78,3 +79,24 @@ def test_rows_longer_than_the_limit_on_scratch_are_read_one_by_one() -> None:
         SCRATCH_BYTES,
         SCRATCH_BYTES,
     ]
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 3), (3, 2, 4), (2, 3, 2, 3), (1, 1, 4)])
+def test_runs_at_equal_distances_are_the_bytes_of_a_slice(shape: tuple[int, ...]) -> None:
+    """All slices of small tensors, by the places of their elements."""
+    size = ITEM_BYTES["F16"]
+    entry = Entry("F16", shape, BEGIN, BEGIN + math.prod(shape) * size)
+    places = BEGIN + size * np.arange(math.prod(shape)).reshape(shape)
+    for pairs in product(*(combinations(range(length + 1), 2) for length in shape)):
+        elements = places[tuple(slice(*pair) for pair in pairs)].reshape(-1)
+        starts = elements[np.diff(elements, prepend=-size) != size]
+        found = run_places(entry, pairs)
+
+        if found is None:
+            assert len({*np.diff(starts)}) > 1
+            continue
+        first, number, distance = found
+        runs = first + distance * np.arange(number)[:, None] + size * np.arange(len(elements) // number)
+        assert runs.reshape(-1).tolist() == elements.tolist()
+        assert number == len(starts)
+        assert bool(distance) is (number > 1)
