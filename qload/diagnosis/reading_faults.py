@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qload.layouts import fp4, marlin
 from qload.layouts.packing import Order
-from qload.layouts.swizzle import plain_scales
+from qload.layouts.swizzle import GROUPS, OUTPUTS, plain_scales, tiled
 from qload.spec import Codes, Weight
 
 WORD_BITS = 32
@@ -306,7 +306,7 @@ def _reordered_scales(codes: Codes) -> Iterator[ReadingFault]:
         )
     if rows != codes.codes.shape[0]:
         return
-    if rows % 128 == 0 and columns % 4 == 0:
+    if rows % OUTPUTS == 0 and columns % GROUPS == 0:
         for change in (_swizzle, _unswizzle):
             words = "scales in the order of 128 x 4 blocks (swizzled)"
             yield _with_scales(codes, "scale-order", words, change)
@@ -328,8 +328,7 @@ def _reordered_scales(codes: Codes) -> Iterator[ReadingFault]:
 
 def _swizzle(scales: Tensor) -> Tensor:
     """Put scales (N, G) into the order of `qload.layouts.swizzle`, and read them in plain order."""
-    N, groups = scales.shape
-    return scales.reshape(N // 128, 4, 32, groups // 4, 4).permute(0, 3, 2, 1, 4).reshape(N, groups)
+    return tiled(scales).reshape(scales.shape)
 
 
 def _unswizzle(scales: Tensor) -> Tensor:

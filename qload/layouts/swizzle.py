@@ -38,8 +38,13 @@ def swizzle_scales(scales: Tensor) -> Tensor:
     N, groups = scales.shape
     rows, columns = -(-N // OUTPUTS) * OUTPUTS, -(-groups // GROUPS) * GROUPS
     padded = torch.nn.functional.pad(scales.view(torch.uint8), (0, columns - groups, 0, rows - N))
-    tiles = padded.reshape(-1, OUTPUTS // ROWS, ROWS, columns // GROUPS, GROUPS).permute(0, 3, 2, 1, 4)
-    return tiles.reshape(rows // (OUTPUTS // ROWS), columns * (OUTPUTS // ROWS)).view(scales.dtype)
+    return tiled(padded).reshape(rows // (OUTPUTS // ROWS), columns * (OUTPUTS // ROWS)).view(scales.dtype)
+
+
+def tiled(scales: Tensor) -> Tensor:
+    """Divide plain scales (N, G) of whole tiles, of any type, into tiles (N/128, G/4, 32, 4, 4)."""
+    blocks = scales.reshape(-1, OUTPUTS // ROWS, ROWS, scales.shape[1] // GROUPS, GROUPS)
+    return blocks.permute(0, 3, 2, 1, 4)
 
 
 def find_padding(stored: Tensor, N: int, groups: int) -> str | None:

@@ -16,7 +16,7 @@ from qload.methods.checkpoint_linear import LinearFactory
 from qload.models.config import IndexerConfig
 from qload.models.kv_cache import PagedCache, Step, visible_keys
 from qload.models.norm import load_tensor
-from qload.models.rope import Rope, rotate_halves
+from qload.models.rope import Rope
 from qload.models.stored_layers import check_matrix
 from qload.weights import Weights
 
@@ -95,10 +95,9 @@ class Indexer(nn.Module):
         return bias.scatter_(-1, chosen, 0).masked_fill_(hidden, float("-inf"))[:, None]
 
     def _rotate(self, heads: Tensor, step: Step) -> Tensor:
-        """Rotate the first elements of `heads` (T, heads, head size)."""
+        """Rotate the first elements of `heads` (T, heads, head size), in halves."""
         cos, sin = step.kept(self.rope, lambda: self.rope(step.positions))
-        size = self.rope.config.dim
-        return torch.cat([rotate_halves(heads[..., :size], cos, sin), heads[..., size:]], -1)
+        return self.rope.turn(heads, cos, sin, pairs=False)
 
 
 def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:

@@ -178,12 +178,13 @@ class Rope(nn.Module):
         angles = positions.to(torch.float32)[:, None] * self.frequencies
         return angles.cos() * self.scale, angles.sin() * self.scale
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate the heads `x` (T, heads, D) by `cos` and `sin`, in pairs or in halves as the config says.
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor, *, pairs: bool | None = None) -> Tensor:
+        """Rotate the heads `x` (T, heads, D) by `cos` and `sin`, in `pairs` or in halves; None: by config.
 
         Elements from `config.dim` on stay as they are.
         """
-        rotate, dim = rotate_pairs if self.config.pairs else rotate_halves, self.config.dim
+        pairs, dim = self.config.pairs if pairs is None else pairs, self.config.dim
+        rotate = rotate_pairs if pairs else rotate_halves
         if x.shape[-1] <= dim:
             return rotate(x, cos, sin)
         return torch.cat([rotate(x[..., :dim], cos, sin), x[..., dim:]], -1)

@@ -6,8 +6,8 @@ FAULTS = (
     Fault(
         "rope-turns-others",
         "qload/models/rope.py",
-        "rotate_pairs if self.config.pairs else rotate_halves",
-        "rotate_halves if self.config.pairs else rotate_pairs",
+        "rotate_pairs if pairs else rotate_halves",
+        "rotate_halves if pairs else rotate_pairs",
     ),
     Fault("rope-turns-back", "qload/models/rope.py", "b, sin, value=-1, out", "b, sin, value=1, out"),
     Fault(
