@@ -550,11 +550,11 @@ class Inventory:
         self._first: RowMatch | None = None
         self._predictors: dict[int, bool] = {}
         self._predicting: set[int] = set()
-        self._has_plain_head = False  # where the table has another name
         for name in names:
             place = architecture.find(name)
             if place is None:
-                self._has_plain_head = self._has_plain_head or name == HEAD
+                if name == HEAD:  # of the whole model, where the text model has a head of another name
+                    self._model[HEAD] = name
                 self._add_predictor(name)
                 continue
             self._first = self._first or place
@@ -625,8 +625,8 @@ class Inventory:
 
     def _has_model(self, row: Row) -> bool:
         names, table = {row.name}, self.architecture.table
-        if self._has_plain_head and row.name == table.head:
-            return True
+        if row.name == table.head:
+            names.add(HEAD)
         if self.architecture.tied and row.name == table.embedding:
             names.add(table.head)  # either tensor suffices
         return any(key in self._model for name in names for key in row_keys(name))

@@ -105,13 +105,12 @@ class Decoder(nn.Module):
         """Run all layers on embeddings `x` (T, H) of a `step` with its `cache`: (T, H), not normalized."""
         step = step.begun()
         added: Tensor | None = None
-        ranks: Collectives | None = None
         blocks: Any = self.blocks
         for layer, block in enumerate(blocks):
             x, added = block(x, step, cache, layer, added)
-            ranks = block.ranks
         if added is None:
             return x
+        ranks = blocks[-1].ranks
         return x + (added if ranks is None else ranks.summed(added))
 
     def logits(self, x: Tensor) -> Tensor:

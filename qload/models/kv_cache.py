@@ -164,10 +164,9 @@ class PagedCache(nn.Module):
         """
         heads = max(1, config.kv_heads // ranks)
         widths = (head_sizes or HeadSizes()).padded(config.head_dim, config.v_head_dim)
-        options: dict[str, Any] = {"dtype": dtype, "device": device}
-        if config.indexer is not None:
-            options["index_dim"] = config.indexer.head_size
-        return cls(config.layers, pages, page_size, heads, *widths, **options)
+        index_dim = 0 if config.indexer is None else config.indexer.head_size
+        sizes = (config.layers, pages, page_size, heads, *widths)
+        return cls(*sizes, dtype=dtype, device=device, index_dim=index_dim)
 
     @property
     def bytes(self) -> int:
