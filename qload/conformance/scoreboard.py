@@ -151,7 +151,7 @@ class Row:
 
     @property
     def result(self) -> str:
-        """ "passes", "fails" or "not run", with the number of failed tests."""
+        """ "passes", "not run", or the number of failed tests."""
         if self.failed:
             return f"{self.failed} of {self.passed + self.failed} tests fail"
         return "passes" if self.cases else "not run"

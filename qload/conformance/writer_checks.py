@@ -1,4 +1,4 @@
-"""The checks of `WriterSuite`: the tensors of a quantizer against the weight that it says they stand for."""
+"""The checks of `WriterSuite`: the tensors of a quantizer against the weight that it computed."""
 
 from typing import Any
 

@@ -68,7 +68,7 @@ class MarlinExperts:
 
     @classmethod
     def of_stored(cls, stored: ExpertsWeight, target: Target) -> Self:
-        """Experts of a checkpoint whose tensors repeat, bf16."""
+        """Experts in bf16 from `stored` ones, the first few of which repeat."""
         both = []
         for stack in (stored.gate_up, stored.down):
             drawn: list[Any] = [

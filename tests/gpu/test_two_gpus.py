@@ -1,4 +1,4 @@
-"""Sums over two GPUs by memory that they write to: bits, replays of graphs, and a rank that is killed."""
+"""Sums of two GPUs through peer memory: bits, replays of graphs, and the loss of a rank."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def drawn(seed: int, shape: tuple[int, ...], dtype: torch.dtype, world: int = 1)
 
 
 def bits(ranks: Any) -> None:
-    """Sums are those of the CPU in the order of ranks, rounded once; norms are those of the sums."""
+    """Compare sums with the CPU's in the order of ranks, rounded once, and norms with those of sums."""
     for dtype in DTYPES:
         for shape in SHAPES:
             each = drawn(1, shape, dtype, ranks.size())

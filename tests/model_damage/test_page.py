@@ -1,4 +1,4 @@
-"""The page of types is that of the stored outcomes."""
+"""docs/types.md against the stored outcomes of trials."""
 
 from tests.model_damage.page import PAGE, page, read_outcomes
 

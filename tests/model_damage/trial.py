@@ -162,7 +162,7 @@ def brief(error: Exception) -> str:
 
 
 def errors_of(trial: Trial, name: str, stored: Stored) -> Iterator[str]:
-    """Yield an error for each step that fails."""
+    """Yield the errors of `verify`, of the transformers door and of `run` on a stored model."""
     checks: dict[str, Callable[[], str]] = {
         "verify": lambda: verified(trial, stored.path),
         "transformers": lambda: loaded(stored),

@@ -103,7 +103,7 @@ def test_an_engine_that_runs_ahead_of_the_host_writes_the_same(sampler: Sampler)
 
 
 class Eager:
-    """A graph that runs its step; `sizes`: tokens of each call."""
+    """Stand-in of a graph: runs its step at each call; `sizes`: the tokens of each call."""
 
     sizes: ClassVar[list[int]] = []
 

@@ -41,7 +41,7 @@ GENERATED = {  # sizes of a type without defaults of them
 
 
 def bare(kind: str) -> dict[str, Any]:
-    """A config of a type with nothing that has a default."""
+    """A config of a type with required entries only."""
     entries = {"deepseek_v2": {"num_experts_per_tok": 6}}.get(kind, {}) if kind in TABLES else GENERATED
     return {"model_type": kind, **entries}
 

@@ -13,7 +13,7 @@ from qload.parallel import FakeWorld
 
 
 class OwnLinear(LinearKernelSuite):
-    """`Weight.get_linear`, with the order that it chooses."""
+    """`Weight.get_linear` with the default kernel order."""
 
     subject = "get_linear"
     package = "qload-weights"

@@ -1,4 +1,4 @@
-"""Sums over connected GPUs: who is connected, which tensors a kernel takes, and what else sums the others."""
+"""Sums over connected GPUs: conditions of a connection, supported tensors, and the fallback to NCCL."""
 
 import signal
 import threading

@@ -63,7 +63,7 @@ def _locations(transforms: Transforms | None) -> set[str]:
 
 
 def read_rules(transforms: Transforms | None, source: configs.FoundConfig) -> tuple[TransformRule, ...]:
-    """Transforms of inputs and outputs that layers apply when they run."""
+    """Return the rules of online transforms, of inputs and outputs of layers."""
     patterns = configs.Patterns(source, "transform_config")
     return tuple(
         TransformRule(
@@ -98,7 +98,7 @@ class _Selection:
 
 
 def describe(transforms: Transforms | None, source: configs.FoundConfig) -> list[str]:
-    """Notes on transforms that change no weight as it is read."""
+    """Return notes on transforms without an effect on the weights as stored."""
     notes: list[str] = []
     locations = _locations(transforms)
     if not locations.isdisjoint(WEIGHT_TRANSFORMS) and locations <= {*WEIGHT_TRANSFORMS}:

@@ -1,4 +1,4 @@
-"""HQQ: a typed weight, and the settings that each layer stores."""
+"""HQQ: a typed weight, and the stored settings of a layer."""
 
 from qload.formats.hqq.weight import HQQConfig, HQQWeight
 

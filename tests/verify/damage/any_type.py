@@ -66,7 +66,7 @@ class Typed:
         return [name for name, place in self.places.items() if place.layer == layer]
 
     def vectors(self, names: Any) -> list[str]:
-        """Those of the names with plain vectors."""
+        """Names of plain vectors among `names`."""
         return [name for name in names if self.tensors[name].ndim == 1 and is_plain(self.tensors[name])]
 
     def matrices(self, layer: int | None = None) -> dict[str, list[str]]:
@@ -250,7 +250,7 @@ def matrix_transposed(typed: Typed) -> None:
 
 @plant
 def expert_transposed(typed: Typed) -> None:
-    """A matrix of an expert that is no square."""
+    """A matrix of an expert, not square, transposed."""
     typed.experts()
     _transpose(typed, lambda place: place.expert is not None)
 
@@ -344,7 +344,7 @@ def experts_edited(typed: Typed) -> None:
 
 @plant
 def vector_nan(typed: Typed) -> None:
-    """A value of a norm or a bias that is NaN."""
+    """NaN as the first value of a norm or a bias."""
     _last_vector(typed)[0] = float("nan")
 
 
